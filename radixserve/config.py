@@ -1,0 +1,168 @@
+"""All settings: one frozen struct per room, built once by the launcher and passed in parts.
+
+Flags, their help and the README's table are derived from the fields. A value of 0 or "" or "auto"
+means "chosen by the room that owns it, and logged". No other file reads flags or the environment.
+"""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+
+class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the tokenizer process and the HTTP surface need."""
+
+    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Meta(description="port to listen on", ge=0, le=65535)] = 30000
+    api_key: Annotated[str, Meta(description="bearer key that /v1 routes ask for")] = ""
+    served_model_name: Annotated[
+        str, Meta(description="model id in the API; default: the folder or file name")
+    ] = ""
+    chat_template: Annotated[
+        str, Meta(description="file with a Jinja chat template that replaces the model's own")
+    ] = ""
+
+
+class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Policies. What the machine can hold comes from the worker."""
+
+    max_running_requests: Annotated[
+        int, Meta(description="requests in one step; 0: as many as the worker has slots", ge=0)
+    ] = 0
+    max_queued_requests: Annotated[
+        int, Meta(description="waiting requests beyond which new ones get 503", ge=1)
+    ] = 1024
+    chunked_prefill_size: Annotated[
+        int, Meta(description="most tokens computed in one step; 0: the worker's own choice", ge=0)
+    ] = 0
+    schedule_policy: Annotated[str, Meta(description="order of the waiting requests")] = "fcfs"
+    radix_eviction_policy: Annotated[str, Meta(description="which cached leaf goes first")] = "lru"
+    disable_radix_cache: Annotated[bool, Meta(description="never reuse a prefix")] = False
+
+
+class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The model and the memory it lives in."""
+
+    model_path: Annotated[
+        str,
+        Meta(
+            description="Hugging Face checkpoint folder or GGUF file; default: the embedded SmolLM2"
+        ),
+    ] = ""
+    dtype: Annotated[
+        str, Meta(description="auto (float32 on a CPU, bfloat16 on a GPU), float32, bfloat16, float16")
+    ] = "auto"
+    device: Annotated[str, Meta(description="auto, cpu or cuda")] = "auto"
+    attention_backend: Annotated[
+        str, Meta(description="auto (triton on a GPU, torch on a CPU), torch or triton")
+    ] = "auto"
+    context_length: Annotated[
+        int, Meta(description="longest prompt + answer; 0: what the model allows", ge=0)
+    ] = 0
+    page_size: Annotated[int, Meta(description="tokens per K/V page", ge=1, le=256)] = 16
+    max_total_tokens: Annotated[
+        int, Meta(description="tokens in the K/V pool; 0: from the free memory", ge=0)
+    ] = 0
+    mem_fraction_static: Annotated[
+        float,
+        Meta(
+            description="share of the free memory for weights and pool; 0: 0.85 on a GPU, 0.3 on a CPU",
+            ge=0,
+            lt=1,
+        ),
+    ] = 0.0
+    max_slots: Annotated[
+        int, Meta(description="slots for running requests; 0: 64 on a CPU, 256 on a GPU", ge=0)
+    ] = 0
+    num_threads: Annotated[
+        int, Meta(description="CPU threads of the worker; 0: the cores this process may use", ge=0)
+    ] = 0
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything; each room receives its own part."""
+
+    server: ServerConfig = ServerConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    worker: WorkerConfig = WorkerConfig()
+    log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
+    run_dir: str = ""  # folder of this run's sockets, made by the launcher
+
+    def encode(self) -> str:
+        """As one command-line argument for a child process."""
+        return msgspec.json.encode(self).decode()
+
+    @staticmethod
+    def decode(text: str) -> "Config":
+        return msgspec.json.decode(text, type=Config)
+
+
+PARTS: dict[str, type[Struct]] = {
+    "server": ServerConfig,
+    "scheduler": SchedulerConfig,
+    "worker": WorkerConfig,
+}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "device": ("auto", "cpu", "cuda"),
+    "attention_backend": ("auto", "torch", "triton"),
+    "log_level": ("debug", "info", "warning", "error"),
+}
+
+
+def cache_home() -> Path:
+    """Folder where converted models are kept: $RADIXSERVE_HOME, else the user's cache folder."""
+    if home := os.environ.get("RADIXSERVE_HOME"):
+        return Path(home)
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "radixserve"
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def fields_of(part: type[Struct]) -> dict[str, tuple[type, str, Any]]:
+    """Field name -> (type, help, default) of one part, in order."""
+    hints = get_type_hints(part, include_extras=True)
+    out = {}
+    for field in msgspec.structs.fields(part):
+        meta = next((m for m in getattr(hints[field.name], "__metadata__", ())), None)
+        if meta is not None:
+            out[field.name] = (hints[field.name].__origin__, meta.description or "", field.default)
+    return out
+
+
+def parser(choices: dict[str, tuple[str, ...]]) -> argparse.ArgumentParser:
+    """The command line. `choices` adds the names that other rooms register (policies, orders)."""
+    choices = CHOICES | choices
+    p = argparse.ArgumentParser(
+        prog="radixserve", description="LLM serving with an exact radix-tree prefix cache."
+    )
+    for part in (*PARTS.values(), Config):
+        for name, (kind, text, default) in fields_of(part).items():
+            if kind is bool:
+                p.add_argument(flag(name), action="store_true", help=text)
+                continue
+            shown = f" (default: {default})" if default not in ("", 0, "auto") else ""
+            p.add_argument(
+                flag(name), type=kind, default=default, help=text + shown, choices=choices.get(name)
+            )
+    return p
+
+
+def parse(argv: Sequence[str], choices: dict[str, tuple[str, ...]]) -> Config:
+    """Command-line arguments as a `Config`. Ends the program with a message on a wrong one."""
+    p = parser(choices)
+    args = vars(p.parse_args(argv))
+    parts = {
+        key: {name: args[name] for name in fields_of(part)} for key, part in PARTS.items()
+    }
+    try:
+        return msgspec.convert(parts | {"log_level": args["log_level"]}, Config)
+    except msgspec.ValidationError as error:
+        p.error(str(error))
