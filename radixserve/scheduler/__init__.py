@@ -1,0 +1,1 @@
+"""Tokens to pages: which requests run, which pages they get, what each step computes."""

@@ -1,0 +1,73 @@
+"""One request as the scheduler sees it: tokens, pages, and how far the ordered steps have come."""
+
+from dataclasses import dataclass, field
+
+from radixserve.cache import Lease
+from radixserve.messages import INT32_BYTES, Submit
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """State of one request.
+
+        0          cached            ordered      known       known + unseen
+        |-- reused --|--- computed ---|-- to come --|- sampled, not yet reported -|
+
+    `ordered`: tokens whose K/V are cached or written by a step that was sent. `known`: token ids
+    that the scheduler knows. Steps run in the order they are sent, so what was ordered may be
+    counted on by every later step.
+    """
+
+    submit: Submit
+    arrival: int  # position in the order of arrival
+    tokens: bytearray = field(init=False)  # int32 ids: prompt, then the answer so far
+    prompt_len: int = field(init=False)
+    lease: Lease | None = None
+    slot: int = -1
+    admission: int = -1  # position in the order of admission, the latest if preempted
+    ordered: int = 0
+    unseen: int = 0  # tokens sampled by steps whose results are not back
+    in_flight: int = 0  # steps without a result that name this request's slot
+    reused: int = 0  # prompt tokens that this request did not compute
+    seen: int = 0  # tokens that were reused or computed at any time, before a preemption too
+    passed: int = 0  # later arrivals that were admitted first
+    preempted: bool = False
+    done: bool = False  # finished or aborted: runs no more, may still be named by a step
+
+    def __post_init__(self) -> None:
+        self.tokens = bytearray(self.submit.prompt)
+        self.prompt_len = len(self.tokens) // INT32_BYTES
+
+    @property
+    def known(self) -> int:
+        return len(self.tokens) // INT32_BYTES
+
+    @property
+    def generated(self) -> int:
+        return self.known - self.prompt_len
+
+    @property
+    def to_compute(self) -> int:
+        """Tokens, known or sampled, whose K/V no step was sent for."""
+        return self.known + self.unseen - self.ordered
+
+    @property
+    def wants_step(self) -> bool:
+        """Whether another token is wanted beyond those already sampled."""
+        return not self.done and self.generated + self.unseen < self.submit.max_tokens
+
+    @property
+    def committable(self) -> int:
+        """Tokens that are both known and ordered, and so may go into the tree."""
+        return min(self.ordered, self.known)
+
+    def reuse(self, num_tokens: int) -> int:
+        """Count tokens found in the tree. Returns how many of them are prompt tokens new to us.
+
+        What this request computed itself before a preemption is no hit.
+        """
+        self.ordered += num_tokens
+        new = max(0, min(self.ordered, self.prompt_len) - max(self.ordered - num_tokens, self.seen))
+        self.reused += new
+        self.seen = max(self.seen, self.ordered)
+        return new
