@@ -1,4 +1,4 @@
-"""How a step's token budget is shared: pure functions of numbers."""
+"""How much of a request one step computes: a pure function of numbers."""
 
 
 def chunk(start: int, to_compute: int, budget: int, page_size: int) -> int:
@@ -12,7 +12,3 @@ def chunk(start: int, to_compute: int, budget: int, page_size: int) -> int:
     end = (start + budget) // page_size * page_size
     return max(end - start, 0)
 
-
-def prefill_budget(step_tokens: int, decodes: int) -> int:
-    """What is left for prefill when every decoding request gets its one token."""
-    return max(step_tokens - decodes, 0)

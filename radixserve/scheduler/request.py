@@ -20,10 +20,12 @@ class Request:
 
     submit: Submit
     arrival: int  # position in the order of arrival
+    max_tokens: int  # of the answer, within what the pool can hold
     tokens: bytearray = field(init=False)  # int32 ids: prompt, then the answer so far
     prompt_len: int = field(init=False)
     lease: Lease | None = None
     slot: int = -1
+    told: int = 0  # pages of the lease that the worker has in the slot's table
     admission: int = -1  # position in the order of admission, the latest if preempted
     ordered: int = 0
     unseen: int = 0  # tokens sampled by steps whose results are not back
@@ -54,7 +56,7 @@ class Request:
     @property
     def wants_step(self) -> bool:
         """Whether another token is wanted beyond those already sampled."""
-        return not self.done and self.generated + self.unseen < self.submit.max_tokens
+        return not self.done and self.generated + self.unseen < self.max_tokens
 
     @property
     def committable(self) -> int:
