@@ -1,0 +1,176 @@
+"""The launcher: gets the model, starts the three processes, and stops all of them together.
+
+    python -m radixserve.launch [flags]
+
+It waits until all are ready, prints one line with the URL, and then watches. When a process dies,
+or SIGINT or SIGTERM comes, the others are told to stop, and are ended if they do not; nobody
+outlives it, and the folder with the sockets goes with it.
+"""
+
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from msgspec.structs import replace
+
+from radixserve import __version__
+from radixserve.cache import POLICIES
+from radixserve.channel import Inbox, Outbox
+from radixserve.config import Config, cache_home, parse
+from radixserve.messages import Failed, Started, Stop, ToLaunch
+from radixserve.models.hub import resolve, served_name
+from radixserve.scheduler.order import ORDERS
+
+log = logging.getLogger("radixserve")
+
+CHILDREN = {  # in the order in which they are stopped
+    "tokenizer": ("tokenizer0", "radixserve.api.process"),
+    "scheduler": ("scheduler", "radixserve.scheduler.process"),
+    "worker": ("worker", "radixserve.worker.process"),
+}
+PREFIX = "radixserve-"
+WATCH = 0.1  # seconds between two looks at the children
+GRACE = 5.0  # seconds in which a child that was told to stop may end by itself
+FLAGS = {"schedule_policy": tuple(ORDERS), "radix_eviction_policy": tuple(POLICIES)}
+
+
+class Supervisor:
+    """The children of one run."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.stopping = False  # a signal came
+        self._inbox: Inbox[ToLaunch] = Inbox(config.run_dir, "launch", ToLaunch)
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._began = time.monotonic()
+
+    def run(self) -> int:
+        """Start, watch, stop. The exit code: 0 after a signal, 1 if something went wrong."""
+        reason = ""
+        try:
+            for name, (_, module) in CHILDREN.items():
+                command = [sys.executable, "-m", module, self.config.encode()]
+                self._children[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+            reason = self._wait() or self._watch()
+        finally:
+            self._stop(reason)
+            self._inbox.close()
+        if reason:
+            log.error("%s", reason)
+        return 1 if reason else 0
+
+    def ask_to_stop(self, signum: int, frame: FrameType | None) -> None:
+        """Signal handler: stop; asked a second time, end the children at once."""
+        if self.stopping:
+            for child in self._children.values():
+                child.kill()
+        self.stopping = True
+
+    def _wait(self) -> str:
+        """Until all are ready. Returns why that will not be, or "" ."""
+        url, started = "", set[str]()
+        while len(started) < len(CHILDREN) and not self.stopping:
+            for message in self._inbox.receive(WATCH):
+                match message:
+                    case Failed(process, reason):
+                        return f"the {process} cannot start: {reason}"
+                    case Started(process, startup, detail):
+                        started.add(process)
+                        url = detail if process == "tokenizer" else url
+                        parts = ", ".join(f"{part} {s:.2f} s" for part, s in startup.items())
+                        log.info("%s ready: %s", process, "; ".join(filter(None, (detail, parts))))
+            if dead := self._dead():
+                return self._last_words() or dead
+        if not self.stopping:
+            log.info("ready after %.1f s", time.monotonic() - self._began)
+            sys.stdout.write(f"radixserve {__version__} at {url}\n")
+            sys.stdout.flush()
+        return ""
+
+    def _watch(self) -> str:
+        while not self.stopping:
+            if dead := self._dead():
+                return dead
+            time.sleep(WATCH)
+        return ""
+
+    def _dead(self) -> str:
+        for name, child in self._children.items():
+            code = child.poll()
+            if code is not None and not self.stopping:
+                how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+                return f"the {name} process died ({how})"
+        return ""
+
+    def _last_words(self) -> str:
+        """The reason a dead child gave, which may arrive just after its death is seen."""
+        for message in self._inbox.receive(WATCH):
+            if isinstance(message, Failed):
+                return f"the {message.process} cannot start: {message.reason}"
+        return ""
+
+    def _stop(self, reason: str) -> None:
+        deadline = time.monotonic() + GRACE
+        for name, child in self._children.items():
+            if child.poll() is None:
+                outbox: Outbox[Stop] = Outbox(self.config.run_dir, CHILDREN[name][0])
+                outbox.send([Stop(reason)])
+                self._end(name, child, deadline)
+                outbox.close(linger=0)
+
+    def _end(self, name: str, child: subprocess.Popen[bytes], deadline: float) -> None:
+        for end in (lambda: None, child.terminate, child.kill):
+            end()
+            try:
+                child.wait(max(deadline - time.monotonic(), 0.5))
+                return
+            except subprocess.TimeoutExpired:
+                log.warning("the %s does not stop", name)
+
+
+def sweep(folder: Path) -> None:
+    """Remove socket folders whose launcher was killed and could not."""
+    for left in folder.glob(f"{PREFIX}*-*"):
+        pid = left.name.removeprefix(PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def prepare(config: Config) -> Config:
+    """The settings with the model's folder in place of its name. Raises with a sentence."""
+    name = config.server.served_model_name or served_name(config.worker.model_path)
+    folder = resolve(config.worker.model_path, cache_home(), log.info)
+    return replace(
+        config,
+        server=replace(config.server, served_model_name=name),
+        worker=replace(config.worker, model_path=str(folder)),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console command. Returns the exit code."""
+    config = parse(sys.argv[1:] if argv is None else argv, FLAGS)
+    logging.basicConfig(level=config.log_level.upper(), format="%(name)s: %(message)s")
+    try:
+        config = prepare(config)
+    except (RuntimeError, ValueError, OSError) as error:
+        log.error("%s", error)
+        return 1
+    sweep(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-") as run_dir:
+        supervisor = Supervisor(replace(config, run_dir=run_dir))
+        signal.signal(signal.SIGINT, supervisor.ask_to_stop)
+        signal.signal(signal.SIGTERM, supervisor.ask_to_stop)
+        return supervisor.run()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,89 @@
+"""The same parts in one process, without sockets: offline use, tests and benches.
+
+    llm = LLM(Config(worker=WorkerConfig(model_path=folder)))
+    answers = llm.generate([[1, 2, 3]], Sampling(seed=0, temperature=0), max_tokens=16)
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from radixserve.config import Config, cache_home
+from radixserve.messages import (
+    Namespace,
+    Rejected,
+    RunStep,
+    Sampling,
+    Submit,
+    TokenLogprobs,
+    Tokens,
+    pack,
+    unpack,
+)
+from radixserve.models.hub import resolve
+from radixserve.scheduler.scheduler import Scheduler
+from radixserve.worker.runner import Runner
+
+STEPS_AHEAD = 2  # as the scheduler process does it
+
+
+@dataclass
+class Answer:
+    """What one prompt was answered."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    cached_tokens: int = 0
+    finish: str = ""  # "stop", "length", or the code of a rejection
+
+
+class LLM:
+    """A scheduler and a runner. The cache lives as long as the object."""
+
+    def __init__(self, config: Config) -> None:
+        folder = resolve(config.worker.model_path, cache_home(), lambda line: None)
+        self.runner = Runner(config.worker, Path(folder))
+        self.scheduler = Scheduler(config.scheduler, self.runner.ready)
+        self._submitted = 0
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling | Sequence[Sampling],
+        max_tokens: int,
+        namespace: Namespace = Namespace(),
+    ) -> list[Answer]:
+        """Answer `prompts` (token ids) together; one `Sampling` for all, or one each."""
+        params = [sampling] * len(prompts) if isinstance(sampling, Sampling) else sampling
+        answers: dict[str, Answer] = {}
+        for prompt, one in zip(prompts, params, strict=True):
+            name = str(self._submitted)
+            self._submitted += 1
+            answers[name] = Answer()
+            self.scheduler.submit(Submit(name, 0, pack(prompt), one, max_tokens, namespace))
+        self._run(answers)
+        return list(answers.values())
+
+    def _run(self, answers: dict[str, Answer]) -> None:
+        ordered: deque[RunStep] = deque()
+        while True:
+            while len(ordered) < STEPS_AHEAD and (step := self.scheduler.next_step()):
+                ordered.append(step)
+            self._collect(answers)
+            if not ordered:
+                return
+            self.scheduler.done(self.runner.run(ordered.popleft()))
+
+    def _collect(self, answers: dict[str, Answer]) -> None:
+        for _, message in self.scheduler.outbox:
+            answer = answers[message.request_id]
+            match message:
+                case Rejected():
+                    answer.finish = message.code
+                case Tokens():
+                    answer.tokens += unpack(message.tokens)
+                    answer.logprobs += message.logprobs
+                    answer.cached_tokens = message.cached_tokens
+                    answer.finish = message.finish
+        self.scheduler.outbox.clear()
