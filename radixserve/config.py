@@ -55,7 +55,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = ""
     dtype: Annotated[
-        str, Meta(description="auto (float32 on a CPU, bfloat16 on a GPU), float32, bfloat16, float16")
+        str,
+        Meta(description="auto (float32 on a CPU, bfloat16 on a GPU), float32, bfloat16, float16"),
     ] = "auto"
     device: Annotated[str, Meta(description="auto, cpu or cuda")] = "auto"
     attention_backend: Annotated[
@@ -71,7 +72,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     mem_fraction_static: Annotated[
         float,
         Meta(
-            description="share of the free memory for weights and pool; 0: 0.85 on a GPU, 0.3 on a CPU",
+            description="share of free memory for weights and pool; 0: 0.85 on a GPU, 0.3 on a CPU",
             ge=0,
             lt=1,
         ),
@@ -143,7 +144,8 @@ def parser(choices: dict[str, tuple[str, ...]]) -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="radixserve", description="LLM serving with an exact radix-tree prefix cache."
     )
-    for part in (*PARTS.values(), Config):
+    parts: tuple[type[Struct], ...] = (*PARTS.values(), Config)
+    for part in parts:
         for name, (kind, text, default) in fields_of(part).items():
             if kind is bool:
                 p.add_argument(flag(name), action="store_true", help=text)
@@ -159,9 +161,7 @@ def parse(argv: Sequence[str], choices: dict[str, tuple[str, ...]]) -> Config:
     """Command-line arguments as a `Config`. Ends the program with a message on a wrong one."""
     p = parser(choices)
     args = vars(p.parse_args(argv))
-    parts = {
-        key: {name: args[name] for name in fields_of(part)} for key, part in PARTS.items()
-    }
+    parts = {key: {name: args[name] for name in fields_of(part)} for key, part in PARTS.items()}
     try:
         return msgspec.convert(parts | {"log_level": args["log_level"]}, Config)
     except msgspec.ValidationError as error:

@@ -1,7 +1,7 @@
 """The same parts in one process, without sockets: offline use, tests and benches.
 
-    llm = LLM(Config(worker=WorkerConfig(model_path=folder)))
-    answers = llm.generate([[1, 2, 3]], Sampling(seed=0, temperature=0), max_tokens=16)
+llm = LLM(Config(worker=WorkerConfig(model_path=folder)))
+answers = llm.generate([[1, 2, 3]], Sampling(seed=0, temperature=0), max_tokens=16)
 """
 
 from collections import deque
@@ -26,6 +26,7 @@ from radixserve.scheduler.scheduler import Scheduler
 from radixserve.worker.runner import Runner
 
 STEPS_AHEAD = 2  # as the scheduler process does it
+DEFAULT = Namespace()
 
 
 @dataclass
@@ -52,7 +53,7 @@ class LLM:
         prompts: Sequence[Sequence[int]],
         sampling: Sampling | Sequence[Sampling],
         max_tokens: int,
-        namespace: Namespace = Namespace(),
+        namespace: Namespace = DEFAULT,
     ) -> list[Answer]:
         """Answer `prompts` (token ids) together; one `Sampling` for all, or one each."""
         params = [sampling] * len(prompts) if isinstance(sampling, Sampling) else sampling

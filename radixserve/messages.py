@@ -4,8 +4,8 @@ A message states a fact or gives an order; none asks a question, so no process e
 answer about another's state. The ring is `Submit -> RunStep -> StepDone -> Tokens`; the only
 message against the stream is `Abort`. On the wire there is always a list of messages.
 
-Token ids and page ids travel as the bytes of little-endian int32 (`pack`, `unpack`): a list of 8,192
-Python ints costs about 1 ms to decode, the bytes 50 us. New fields go last, with a default.
+Token ids and page ids travel as the bytes of little-endian int32 (`pack`, `unpack`): a list of
+8,192 Python ints costs about 1 ms to decode, the bytes 50 us. New fields go last, with a default.
 """
 
 from array import array
@@ -161,7 +161,7 @@ class RunStep(Struct, frozen=True, tag=True):
 
 
 class Ready(Struct, frozen=True, tag=True):
-    """The engine takes requests. `max_prompt_tokens` = min(context, pool) - 1, room for one answer."""
+    """The engine takes requests. A prompt must leave room for at least one token of answer."""
 
     context_length: int
     max_total_tokens: int  # prompt + answer of one request: min(context, pool)

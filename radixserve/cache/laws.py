@@ -77,7 +77,9 @@ def _evictable(cache: PrefixCache, nodes: list[Node]) -> None:
     for order, node in cache.tree.evictable.items():
         _law(not node.children, "an evictable node is a leaf")
         _law(node.order == order, "an evictable node knows its key")
-        _law(order == cache.tree.order_of(node), "an evictable node is filed under its policy's key")
+        _law(
+            order == cache.tree.order_of(node), "an evictable node is filed under its policy's key"
+        )
 
 
 def _sizes(cache: PrefixCache, nodes: list[Node]) -> None:
@@ -100,7 +102,9 @@ def _leases(cache: PrefixCache) -> None:
             "a lease has as many pages as its tokens fill",
         )
         _law(lease.committed <= len(pages), "only pages that a lease has are committed")
-        _law(set(lease.duplicates) <= set(pages[: lease.committed]), "duplicates are committed pages")
+        _law(
+            set(lease.duplicates) <= set(pages[: lease.committed]), "duplicates are committed pages"
+        )
         _path(lease.node, lease.committed)
 
 

@@ -98,7 +98,7 @@ class PrefixCache:
         return len(pages) * self.page_size
 
     def append(self, lease: Lease, num_tokens: int) -> bool:
-        """Pages for `num_tokens` tokens in all. False, and nothing is changed, if there are none."""
+        """Pages for `num_tokens` tokens in all. False, and nothing is changed: there are none."""
         assert not lease.released, "a released lease gets no pages"
         short = self.num_pages(num_tokens) - len(lease.pages)
         if short > self.available:

@@ -43,7 +43,9 @@ class Node:
         "tokens",
     )
 
-    def __init__(self, node_id: int, parent: "Node | None", tokens: bytes, pages: list[int]) -> None:
+    def __init__(
+        self, node_id: int, parent: "Node | None", tokens: bytes, pages: list[int]
+    ) -> None:
         self.id = node_id
         self.parent = parent
         self.tokens = tokens
@@ -88,9 +90,7 @@ class RadixTree:
         """
         return self.descend(self._root(namespace), tokens, 0, limit)
 
-    def descend(
-        self, node: Node, tokens: Tokens, start: int, limit: int
-    ) -> tuple[Node, list[int]]:
+    def descend(self, node: Node, tokens: Tokens, start: int, limit: int) -> tuple[Node, list[int]]:
         """The same below `node`, which stands for the first `start` pages of `tokens`."""
         pages: list[int] = []
         at, end = start * self.page_bytes, limit * self.page_bytes
@@ -131,7 +131,7 @@ class RadixTree:
     # ---- growing ---------------------------------------------------------------------------------
 
     def insert(self, node: Node, tokens: bytes, pages: list[int]) -> tuple[Node, int]:
-        """File `tokens` (whole pages) and their `pages` below `node`, on which the caller has a hold.
+        """File `tokens` (whole pages) and `pages` below `node`, on which the caller has a hold.
 
         Returns the node that now stands for them and how many of the first pages were there
         already: those pages stay the caller's, the tree owns the rest.
@@ -303,4 +303,3 @@ class RadixTree:
             else:
                 high = middle
         return low
-

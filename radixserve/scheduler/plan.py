@@ -11,4 +11,3 @@ def chunk(start: int, to_compute: int, budget: int, page_size: int) -> int:
         return to_compute
     end = (start + budget) // page_size * page_size
     return max(end - start, 0)
-

@@ -1,6 +1,6 @@
 """The scheduler process: gives the scheduler its messages, and sends what it orders.
 
-    python -m radixserve.scheduler.process CONFIG_JSON
+python -m radixserve.scheduler.process CONFIG_JSON
 """
 
 import logging
@@ -44,9 +44,7 @@ class Process:
         self.inbox: Inbox[ToScheduler] = Inbox(config.run_dir, "scheduler", ToScheduler)
         self.worker: Outbox[ToWorker] = Outbox(config.run_dir, "worker")
         self.launch: Outbox[ToLaunch] = Outbox(config.run_dir, "launch")
-        self.tokenizers: dict[int, Outbox[ToTokenizer]] = {
-            0: Outbox(config.run_dir, "tokenizer0")
-        }
+        self.tokenizers: dict[int, Outbox[ToTokenizer]] = {0: Outbox(config.run_dir, "tokenizer0")}
         self.scheduler: Scheduler | None = None
         self.stopped = False
         self._sent: dict[int, float] = {}  # step in flight -> when it was sent
@@ -60,8 +58,10 @@ class Process:
             if self.scheduler is not None:
                 self._order(self.scheduler)
                 self._tell(self.scheduler)
-        for outbox in (self.worker, self.launch, *self.tokenizers.values()):
-            outbox.close()
+        self.worker.close()
+        self.launch.close()
+        for tokenizer in self.tokenizers.values():
+            tokenizer.close()
         self.inbox.close()
 
     def _take(self, message: ToScheduler) -> None:

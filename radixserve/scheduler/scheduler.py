@@ -49,9 +49,7 @@ class Scheduler:
         self.max_running = min(config.max_running_requests or worker.max_rows, worker.max_rows)
         budget = min(config.chunked_prefill_size or worker.step_tokens, worker.step_tokens)
         self.step_tokens = max(budget, self.max_running, worker.page_size)
-        self.max_total_tokens = min(
-            worker.context_length, worker.num_pages * worker.page_size
-        )
+        self.max_total_tokens = min(worker.context_length, worker.num_pages * worker.page_size)
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []
         self.running: list[Request] = []  # in order of admission, so oldest first
@@ -157,7 +155,9 @@ class Scheduler:
         self.counters.steps += 1
         number = self.counters.steps
         self._named[number] = step.named
-        self._steps[number] = [r for r, row in zip(step.named, step.rows, strict=True) if row.sample]
+        self._steps[number] = [
+            r for r, row in zip(step.named, step.rows, strict=True) if row.sample
+        ]
         freed, self._freed = tuple(self._freed), []
         return RunStep(number, tuple(step.rows), tuple(step.admits), freed)
 
@@ -261,7 +261,7 @@ class Scheduler:
         raise AssertionError("a request that asks for pages is running")
 
     def _preempt(self, request: Request) -> None:
-        """Back to the front of the queue; what it computed is in the tree, mostly to be hit again."""
+        """Back to the front of the queue; what it computed stays in the tree, for it to hit."""
         self.counters.preemptions += 1
         self._withdraw(request)
         request.ordered = 0
@@ -359,7 +359,6 @@ class Scheduler:
             step_seconds=counters.step_seconds,
             waiting_on_step=waiting_on_step,
         )
-
 
 
 class _Step:

@@ -46,7 +46,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.live: list[Reader] = []
         self.written: dict[tuple[int, int], bytes] = {}  # (page, offset) -> the prefix it ends
 
-    @rule(target=readers, prompt=PROMPT, namespace=st.sampled_from("ab"), headroom=st.integers(0, 2))
+    @rule(
+        target=readers, prompt=PROMPT, namespace=st.sampled_from("ab"), headroom=st.integers(0, 2)
+    )
     def acquire(self, prompt: list[int], namespace: str, headroom: int) -> Reader | None:
         tokens = bytearray(ids(prompt))
         available = self.cache.available
@@ -129,4 +131,3 @@ class CacheMachine(RuleBasedStateMachine):
         if hasattr(self, "cache"):
             check(self.cache)
             assert self.cache.available == self.num_pages, "when all have left, all is reclaimable"
-

@@ -32,7 +32,7 @@ def test_laws_hold(policy: str, page_size: int) -> None:
     run_state_machine_as_test(machine(policy=policy, page_size=page_size), settings=SETTINGS)
 
 
-# ---- planted mistakes: each replaces one method; the machine must notice ---------------------------
+# ---- planted mistakes: each replaces one method; the machine must notice -----------------------
 
 
 def keep_committed_pages(patch: pytest.MonkeyPatch) -> None:

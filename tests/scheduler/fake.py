@@ -29,7 +29,9 @@ from radixserve.scheduler.scheduler import Scheduler
 VOCABULARY = 5
 
 
-def ready(num_pages: int = 64, page_size: int = 4, max_rows: int = 4, step_tokens: int = 16) -> WorkerReady:
+def ready(
+    num_pages: int = 64, page_size: int = 4, max_rows: int = 4, step_tokens: int = 16
+) -> WorkerReady:
     return WorkerReady(
         num_pages=num_pages,
         page_size=page_size,
@@ -79,7 +81,9 @@ class FakeWorker:
             self.tables[admit.slot] = []
         assert len({row.slot for row in step.rows}) == len(step.rows), "one row per slot"
         out = [self._row(row) for row in step.rows]
-        return StepDone(step.step, pack(t for t, row in zip(out, step.rows, strict=True) if row.sample))
+        return StepDone(
+            step.step, pack(t for t, row in zip(out, step.rows, strict=True) if row.sample)
+        )
 
     def _row(self, row: Row) -> int:
         table = self.tables[row.slot]

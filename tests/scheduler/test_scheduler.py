@@ -1,4 +1,4 @@
-"""What the scheduler does with given requests: hits, chunks, sharing in flight, preemption, ends."""
+"""What the scheduler does with given requests: hits, chunks, sharing, preemption, ends."""
 
 import pytest
 
@@ -206,5 +206,7 @@ def test_priority_goes_first() -> None:
     ("start", "to_compute", "budget", "expected"),
     [(0, 10, 16, 10), (0, 40, 16, 16), (0, 40, 15, 12), (6, 40, 3, 2), (6, 40, 1, 0), (5, 1, 1, 1)],
 )
-def test_chunks_end_at_page_borders(start: int, to_compute: int, budget: int, expected: int) -> None:
+def test_chunks_end_at_page_borders(
+    start: int, to_compute: int, budget: int, expected: int
+) -> None:
     assert chunk(start, to_compute, budget, page_size=4) == expected

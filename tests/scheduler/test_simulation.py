@@ -40,7 +40,9 @@ class Traffic(RuleBasedStateMachine):
         stops=st.sampled_from([(), (0,), (1, 3)]),
         copies=st.integers(1, 3),
     )
-    def submit(self, prompt: list[int], max_tokens: int, stops: tuple[int, ...], copies: int) -> None:
+    def submit(
+        self, prompt: list[int], max_tokens: int, stops: tuple[int, ...], copies: int
+    ) -> None:
         for _ in range(copies):
             name = f"r{len(self.asked)}"
             self.asked[name] = (prompt, max_tokens, stops)
