@@ -165,4 +165,5 @@ def parse(argv: Sequence[str], choices: dict[str, tuple[str, ...]]) -> Config:
     try:
         return msgspec.convert(parts | {"log_level": args["log_level"]}, Config)
     except msgspec.ValidationError as error:
-        p.error(str(error))
+        what, _, where = str(error).partition(" - at ")
+        p.error(f"argument {flag(where.strip('`').rpartition('.')[2])}: {what}")
