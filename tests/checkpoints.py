@@ -44,8 +44,8 @@ The quick brown fox jumps over the lazy dog while seven wizards quietly boxed up
 def tiny_checkpoint(folder: Path, arch: str = "LlamaForCausalLM", **overrides: object) -> Path:
     """Write a Hugging Face checkpoint of architecture `arch` into `folder`, and return `folder`.
 
-    `overrides` are fields of the transformers config (`num_hidden_layers=1`, `rope_parameters=...`).
-    The same arguments always give the same weights. Norm weights and biases are random too, so a
+    `overrides` are fields of the transformers config (`num_hidden_layers=1`, for example). The
+    same arguments always give the same weights. Norm weights and biases are random too, so a
     missing one shows. float32 unless `dtype` says otherwise.
     """
     settings: dict[str, object] = {
