@@ -1,0 +1,109 @@
+"""Weights from safetensors files into a `Decoder`, and a short name for what was loaded.
+
+No conversion happens here: a folder is loaded as it is, or refused with the names of the tensors
+that do not fit. Called by the worker when it starts.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from radixserve.models.decoder import Decoder
+from radixserve.models.spec import ModelSpec, read_spec
+
+INDEX = "model.safetensors.index.json"
+SAMPLE_BYTES = 1024
+# in old checkpoints: computed from the config here, or not part of the network
+IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")
+
+
+def load(folder: Path, *, device: str, dtype: torch.dtype, context_length: int) -> Decoder:
+    """The model in `folder`, on `device` in `dtype`, for requests of up to `context_length` tokens.
+
+    0 means what the model allows. Each tensor is read once, straight to its place. Raises
+    ValueError that names tensors which are missing, unexpected or of another shape.
+    """
+    spec = read_spec(folder)
+    if not 0 <= context_length <= spec.max_position:
+        raise ValueError(
+            f"context length {context_length} is more than the model allows ({spec.max_position})"
+        )
+    decoder = Decoder(
+        spec, device=device, dtype=dtype, context_length=context_length or spec.max_position
+    )
+    wanted = decoder.checkpoint_tensors()
+    unexpected = []
+    with torch.inference_mode():
+        for name, tensor in _tensors(folder):
+            if name in wanted:
+                _fill(name, wanted.pop(name), tensor)
+            elif not _is_ignored(name, spec):
+                unexpected.append(name)
+    _complain(folder, "has no tensor", list(wanted))
+    _complain(folder, "has tensors this architecture does not know:", unexpected)
+    return decoder.eval()
+
+
+def fingerprint(folder: Path) -> str:
+    """16 hex digits that change with the config or the weights; the same wherever the folder lies.
+
+    Reads config.json, the header of each safetensors file and up to 1 KiB of each tensor, so it
+    takes milliseconds: two checkpoints that differ nowhere else would be taken for the same.
+    """
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in weight_files(folder):
+        with path.open("rb") as file:
+            length = file.read(8)
+            header = file.read(int.from_bytes(length, "little"))
+            digest.update(f"{path.name} {path.stat().st_size} ".encode() + header)
+            data = 8 + len(header)
+            for name, entry in json.loads(header).items():
+                if name == "__metadata__":
+                    continue
+                start, end = entry["data_offsets"]
+                middle = start + max(0, (end - start - SAMPLE_BYTES) // 2)
+                file.seek(data + middle)
+                digest.update(file.read(min(SAMPLE_BYTES, end - middle)))
+    return digest.hexdigest()[:16]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint, in the order of their names."""
+    if (index := folder / INDEX).exists():
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    else:
+        names = ["model.safetensors"]
+    if missing := [name for name in names if not (folder / name).exists()]:
+        raise ValueError(f"{folder} has no {', '.join(missing)}")
+    return [folder / name for name in names]
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    for path in weight_files(folder):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                yield name, file.get_tensor(name)
+
+
+def _fill(name: str, views: list[Tensor], tensor: Tensor) -> None:
+    for view in views:
+        if view.shape != tensor.shape:
+            raise ValueError(
+                f"tensor {name} has shape {list(tensor.shape)}, the config says {list(view.shape)}"
+            )
+        view.copy_(tensor)
+
+
+def _is_ignored(name: str, spec: ModelSpec) -> bool:
+    return name.endswith(IGNORED_SUFFIXES) or (spec.tie_embeddings and name == "lm_head.weight")
+
+
+def _complain(folder: Path, what: str, names: list[str]) -> None:
+    if names:
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        raise ValueError(f"{folder} {what} {', '.join(sorted(names)[:5])}{more}")

@@ -1,0 +1,86 @@
+"""Rotary position embedding: the table of cosines and sines, and its application to a step.
+
+A table and not a formula in the step: vectorised cosines may round differently at the end of an
+array, and a position's value must not depend on which tokens share its step. Called by `decoder`.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from radixserve.models.spec import Rope
+
+
+def rotary_table(rope: Rope, head_dim: int, length: int) -> Tensor:
+    """[length, head_dim] float32: the head_dim/2 cosines of each position, then its sines."""
+    frequencies, magnitude = _frequencies(rope, head_dim)
+    angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
+    return torch.cat([angles.cos(), angles.sin()], dim=-1) * magnitude
+
+
+def rotation(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """What `rotate` needs for tokens at `positions` [T]: two [T, 1, head_dim], for all layers."""
+    cos, sin = table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+    return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate `x` [T, heads, head_dim] in float32. Dimension i pairs with i + head_dim/2.
+
+    The halves change places by `roll`; the sign of the first is already in `sin`.
+    """
+    swapped = x.roll(x.shape[-1] // 2, -1)
+    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
+
+
+def _frequencies(rope: Rope, dim: int) -> tuple[Tensor, float]:
+    """[dim/2] radians per position, and the factor for cos and sin."""
+    plain = 1.0 / rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    if rope.kind == "linear":
+        return plain / rope.factor, 1.0
+    if rope.kind == "llama3":
+        return _llama3(rope, plain), 1.0
+    if rope.kind == "yarn":
+        return _yarn(rope, plain, dim), _yarn_magnitude(rope)
+    return plain, 1.0
+
+
+def _llama3(rope: Rope, plain: Tensor) -> Tensor:
+    """Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, a ramp between."""
+    wavelengths = 2 * math.pi / plain
+    ramp = (rope.original_max_position / wavelengths - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    kept = ramp.clamp(0.0, 1.0)
+    return (1 - kept) * plain / rope.factor + kept * plain
+
+
+def _yarn(rope: Rope, plain: Tensor, dim: int) -> Tensor:
+    """YaRN, arXiv 2309.00071, section 3.2: interpolate the dimensions that turn rarely."""
+
+    def border(turns: float) -> float:
+        return (
+            dim
+            * math.log(rope.original_max_position / (turns * 2 * math.pi))
+            / (2 * math.log(rope.theta))
+        )
+
+    low, high = border(rope.beta_fast), border(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    width = (high - low) or 0.001
+    stretched = ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0.0, 1.0)
+    return plain / rope.factor * stretched + plain * (1 - stretched)
+
+
+def _yarn_magnitude(rope: Rope) -> float:
+    def magnitude(weight: float) -> float:
+        return 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
+
+    if rope.attention_factor:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return magnitude(rope.mscale) / magnitude(rope.mscale_all_dim)
+    return magnitude(1.0)

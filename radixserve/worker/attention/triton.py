@@ -1,0 +1,47 @@
+"""Attention by the Triton kernels: compiled on a GPU, in Triton's interpreter on a CPU (slow).
+
+The kernels read pages where they are, so there is nothing to plan but what the batch holds.
+"""
+
+import torch
+
+from radixserve.worker.attention.backend import Attend
+from radixserve.worker.batch import Batch
+from radixserve.worker.kv_cache import KVCache
+
+
+class TritonPaged:
+    """The `Attention` of `radixserve_kernels`. Imports triton when made, not before."""
+
+    def __init__(self, cache: KVCache, scale: float) -> None:
+        if cache.pages[0].device.type == "cpu":
+            from radixserve_kernels import interpret
+
+            interpret.enable()  # has to come before the kernels are imported
+        from radixserve_kernels.kv_write import kv_write
+        from radixserve_kernels.paged_attention import paged_attention
+
+        self._cache = cache
+        self._scale = scale
+        self._kv_write = kv_write
+        self._paged_attention = paged_attention
+
+    def plan(self, batch: Batch) -> Attend:
+        max_new = int((batch.host_row_start[1:] - batch.host_row_start[:-1]).max())
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            keys, values = self._cache.key(layer), self._cache.value(layer)
+            self._kv_write(k, v, keys, values, batch.write_slots)
+            out: torch.Tensor = self._paged_attention(
+                q,
+                keys,
+                values,
+                batch.page_table,
+                batch.row_start,
+                batch.kv_len,
+                scale=self._scale,
+                max_new=max_new,
+            )
+            return out
+
+        return attend

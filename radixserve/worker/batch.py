@@ -1,0 +1,87 @@
+"""A `RunStep`'s rows as the tensors of one forward pass. Reads the slots, changes nothing.
+
+The runner calls it once per step; the decoder and the attention backend read the result.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from msgspec import Struct
+
+from radixserve.messages import Row
+from radixserve.worker.slots import Slots
+
+
+class Batch(Struct, frozen=True):
+    """R rows with T tokens in all. Row r owns tokens [row_start[r], row_start[r + 1]).
+
+    The `host_` fields repeat what backends plan with, as numpy arrays, so that planning never
+    waits for the device.
+    """
+
+    tokens: torch.Tensor  # [T] int64
+    positions: torch.Tensor  # [T] int64
+    write_slots: torch.Tensor  # [T] int64, page * page_size + offset
+    row_start: torch.Tensor  # [R + 1] int32
+    kv_len: torch.Tensor  # [R] int32, the new tokens included
+    page_table: torch.Tensor  # [R, max_pages] int32, zero past a row's pages
+    wanted: torch.Tensor  # [S] int64, indices into T whose logits are sampled
+    host_row_start: np.ndarray  # [R + 1] int64
+    host_kv_len: np.ndarray  # [R] int64
+    host_page_table: np.ndarray  # [R, max_pages] int32
+
+
+def build_batch(
+    rows: Sequence[Row], slots: Slots, *, page_size: int, device: torch.device
+) -> Batch:
+    """Tensors for `rows` (at least one), whose pages are already in the slots' tables."""
+    pieces = [_tokens(row, slots) for row in rows]
+    new = np.array([len(piece) for piece in pieces])
+    start = np.array([row.start for row in rows])
+    row_start = np.concatenate(([0], np.cumsum(new)))
+    kv_len = start + new
+    num_pages = -(-kv_len // page_size)
+    table = _page_table(rows, slots, num_pages)
+
+    row_of = np.repeat(np.arange(len(rows)), new)
+    positions = np.arange(row_start[-1]) - (row_start[:-1] - start)[row_of]
+    page, offset = np.divmod(positions, page_size)
+    write_slots = table[row_of, page].astype(np.int64) * page_size + offset
+    wanted = np.array([end - 1 for end, row in zip(row_start[1:], rows, strict=True) if row.sample])
+
+    def tensor(array: np.ndarray, dtype: type) -> torch.Tensor:
+        return torch.from_numpy(array.astype(dtype)).to(device)
+
+    return Batch(
+        tokens=tensor(np.concatenate(pieces), np.int64),
+        positions=tensor(positions, np.int64),
+        write_slots=tensor(write_slots, np.int64),
+        row_start=tensor(row_start, np.int32),
+        kv_len=tensor(kv_len, np.int32),
+        page_table=tensor(table, np.int32),
+        wanted=tensor(wanted, np.int64),
+        host_row_start=row_start,
+        host_kv_len=kv_len,
+        host_page_table=table,
+    )
+
+
+def _tokens(row: Row, slots: Slots) -> np.ndarray:
+    """The row's token ids; for an empty row the one that its slot sampled last."""
+    if row.tokens:
+        return np.frombuffer(row.tokens, dtype=np.int32)
+    last = slots[row.slot].last_token
+    assert last >= 0, f"slot {row.slot} has no sampled token to continue from"
+    return np.array([last], dtype=np.int32)
+
+
+def _page_table(rows: Sequence[Row], slots: Slots, num_pages: np.ndarray) -> np.ndarray:
+    """Page tables of the rows, [R, max_pages], zero past each row's pages."""
+    for row, pages in zip(rows, num_pages, strict=True):
+        have = slots[row.slot].num_pages
+        assert have >= pages, f"slot {row.slot} has {have} pages but its row needs {pages}"
+    columns = int(num_pages.max())
+    table = slots.page_table[[row.slot for row in rows], :columns]
+    table[np.arange(columns) >= num_pages[:, None]] = 0
+    return table

@@ -1,0 +1,51 @@
+"""The K/V tensors: pages of every layer. Not the pool's bookkeeping, which the scheduler owns.
+
+K and V of a token lie side by side, so that a page is one piece of memory and gathering pages
+moves both at once. Attention backends read and write it; the runner makes it.
+"""
+
+import torch
+
+
+def page_bytes(
+    *, num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> int:
+    """Bytes of one page over all layers."""
+    return num_layers * page_size * 2 * num_kv_heads * head_dim * dtype.itemsize
+
+
+class KVCache:
+    """Pages of all layers; `pages[layer]` is [num_pages, page_size, 2, Hkv, D], K at 0, V at 1.
+
+    Uninitialised: a page holds garbage (possibly NaN) until it is written, and whoever reads it
+    must not let positions past a row's end take part, not even with weight zero. On a CPU memory
+    is taken from the system only when a page is first written.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        shape = (num_pages, page_size, 2, num_kv_heads, head_dim)
+        self.pages = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+
+    def key(self, layer: int) -> torch.Tensor:
+        """K of a layer, a view [num_pages, page_size, Hkv, D] with strides between tokens."""
+        return self.pages[layer][:, :, 0]
+
+    def value(self, layer: int) -> torch.Tensor:
+        """V of a layer, as `key`."""
+        return self.pages[layer][:, :, 1]
+
+    def tokens(self, layer: int) -> torch.Tensor:
+        """All K/V slots of a layer in order, a view [num_pages * page_size, 2, Hkv, D]."""
+        return self.pages[layer].flatten(0, 1)

@@ -1,0 +1,109 @@
+"""How much memory is free and how many K/V pages fit in it. Allocates nothing.
+
+Called once by the runner, after the weights are loaded.
+"""
+
+from pathlib import Path
+
+import torch
+from msgspec import Struct
+
+CGROUPS = (  # (limit, usage, reclaimable part of the usage in memory.stat): version 2, then 1
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+class PoolSize(Struct, frozen=True, kw_only=True):
+    """The chosen number of K/V pages and what it was chosen from. Memory is in bytes."""
+
+    num_pages: int
+    page_size: int
+    page_bytes: int  # over all layers
+    free_bytes: int  # before the weights were loaded
+    weight_bytes: int
+    fraction: float  # of the free memory for weights and pool; 0: `max_total_tokens` was given
+
+    def __str__(self) -> str:
+        gib = 1 << 30
+        why = "as asked for"
+        if self.fraction:
+            why = (
+                f"{self.fraction:.2f} of {self.free_bytes / gib:.1f} GiB free"
+                f" less {self.weight_bytes / gib:.2f} GiB of weights"
+            )
+        return (
+            f"K/V pool of {self.num_pages * self.page_size} tokens"
+            f" ({self.num_pages} pages, {self.num_pages * self.page_bytes / gib:.2f} GiB: {why})"
+        )
+
+
+def size_pool(
+    *,
+    page_size: int,
+    page_bytes: int,
+    max_total_tokens: int,
+    free_bytes: int,
+    weight_bytes: int,
+    fraction: float,
+) -> PoolSize:
+    """Pages for `max_total_tokens` rounded down, or for what the share of the free memory holds.
+
+    Raises ValueError with a sentence for the operator if not even one page fits.
+    """
+    if max_total_tokens:
+        num_pages, fraction = max_total_tokens // page_size, 0.0
+        if num_pages < 1:
+            raise ValueError(
+                f"--max-total-tokens {max_total_tokens} is less than one page of {page_size} tokens"
+            )
+    else:
+        num_pages = int(free_bytes * fraction - weight_bytes) // page_bytes
+        if num_pages < 1:
+            raise ValueError(
+                f"no memory for the K/V pool: {fraction:.2f} of {free_bytes} free bytes, less"
+                f" {weight_bytes} bytes of weights, does not hold a page of {page_bytes} bytes;"
+                " raise --mem-fraction-static or give --max-total-tokens"
+            )
+    return PoolSize(
+        num_pages=num_pages,
+        page_size=page_size,
+        page_bytes=page_bytes,
+        free_bytes=free_bytes,
+        weight_bytes=weight_bytes,
+        fraction=fraction,
+    )
+
+
+def free_memory(device: torch.device, root: Path = Path("/")) -> int:
+    """Bytes that this process may still allocate on `device`.
+
+    On a CPU: what the kernel calls available, or less if a cgroup limit is nearer.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = _available(root / "proc/meminfo")
+    for limit, usage, reclaimable in CGROUPS:
+        free = min(free, _cgroup_free(root / "sys/fs/cgroup", limit, usage, reclaimable, free))
+    return free
+
+
+def _available(meminfo: Path) -> int:
+    for line in meminfo.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError(f"{meminfo} has no MemAvailable; give --max-total-tokens")
+
+
+def _cgroup_free(cgroup: Path, limit: str, usage: str, reclaimable: str, default: int) -> int:
+    """Limit less usage; page cache that the kernel would give back does not count as used."""
+    try:
+        most = (cgroup / limit).read_text().strip()
+        used = int((cgroup / usage).read_text())
+        stat = (cgroup / limit).with_name("memory.stat").read_text()
+    except OSError:
+        return default
+    if most == "max":
+        return default
+    cache = dict(line.split() for line in stat.splitlines()).get(reclaimable, "0")
+    return max(0, int(most) - used + int(cache))

@@ -1,0 +1,46 @@
+"""The worker's "auto" settings made concrete, in one place. Called by the runner when it starts."""
+
+import os
+
+import msgspec
+import torch
+
+from radixserve.config import WorkerConfig
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def resolve(config: WorkerConfig) -> WorkerConfig:
+    """The config with device, dtype, backend, share of memory, slots and threads chosen.
+
+    Raises ValueError with a sentence if the device that was asked for is not there.
+    """
+    has_gpu = torch.cuda.is_available()
+    if config.device == "cuda" and not has_gpu:
+        raise ValueError("--device cuda: this machine or this torch has no GPU; use --device cpu")
+    gpu = config.device == "cuda" or (config.device == "auto" and has_gpu)
+    return msgspec.structs.replace(
+        config,
+        device="cuda" if gpu else "cpu",
+        dtype=_auto(config.dtype, "bfloat16" if gpu else "float32"),
+        attention_backend=_auto(config.attention_backend, "triton" if gpu else "torch"),
+        mem_fraction_static=config.mem_fraction_static or (0.85 if gpu else 0.3),
+        max_slots=config.max_slots or (256 if gpu else 64),
+        num_threads=config.num_threads or usable_cores(),
+    )
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def most_step_tokens(config: WorkerConfig) -> int:
+    """Most tokens in one step of a resolved config: keeps a step short enough for the others."""
+    return max(4096 if config.device == "cuda" else 512, config.max_slots)
+
+
+def _auto(value: str, choice: str) -> str:
+    return choice if value == "auto" else value

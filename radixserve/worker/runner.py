@@ -1,0 +1,137 @@
+"""The worker without its process: loads the model, owns the K/V cache, runs steps one by one.
+
+Called by the worker process and, in one process with the scheduler, by `llm.py`. Not thread-safe.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from radixserve.config import WorkerConfig
+from radixserve.messages import Admit, Row, RunStep, Sampling, StepDone, WorkerReady, pack
+from radixserve.models.decoder import Decoder
+from radixserve.models.load import fingerprint, load
+from radixserve.worker.attention import BACKENDS
+from radixserve.worker.batch import build_batch
+from radixserve.worker.kv_cache import KVCache, page_bytes
+from radixserve.worker.memory import PoolSize, free_memory, size_pool
+from radixserve.worker.resolve import DTYPES, most_step_tokens, resolve
+from radixserve.worker.sampling import sample
+from radixserve.worker.slots import Slots
+
+
+class Runner:
+    """Runs steps in order; a step's result depends on the steps so far and on nothing else.
+
+    Public: `ready`, what the scheduler has to know; `startup`, seconds per part; `detail`, one
+    line on what was chosen. Raises ValueError or OSError with a sentence for the operator if the
+    model or the pool cannot be had.
+    """
+
+    def __init__(self, config: WorkerConfig, folder: Path) -> None:
+        """`folder`: a Hugging Face checkpoint. "auto" values of `config` are chosen here."""
+        config = resolve(config)
+        torch.set_num_threads(config.num_threads)
+        self.startup: dict[str, float] = {}
+        self._page_size = config.page_size
+        self._device = torch.device(config.device)
+        free_bytes = free_memory(self._device)
+        with self._timed("load weights"):
+            self._decoder = load(
+                folder,
+                device=config.device,
+                dtype=DTYPES[config.dtype],
+                context_length=config.context_length,
+            )
+        spec, context_length = self._decoder.spec, self._decoder.context_length
+        with self._timed("allocate pool"):
+            self._cache, pool = make_cache(self._decoder, config, free_bytes)
+            self._slots = Slots(config.max_slots, -(-context_length // config.page_size))
+            backend = BACKENDS[config.attention_backend]
+            self._attention = backend(self._cache, spec.head_dim**-0.5)
+        with self._timed("warm-up"):
+            self._warm_up()
+        self.ready = WorkerReady(
+            num_pages=pool.num_pages,
+            page_size=config.page_size,
+            max_rows=config.max_slots,
+            step_tokens=most_step_tokens(config),
+            context_length=context_length,
+            vocab_size=spec.vocab_size,
+            fingerprint=fingerprint(folder),
+            startup=self.startup,
+        )
+        self.detail = (
+            f"{spec.architecture}, {config.dtype} on {config.device} ({config.num_threads} threads,"
+            f" {config.attention_backend} attention); {pool}; {config.max_slots} slots;"
+            f" context of {context_length} tokens"
+        )
+
+    @torch.inference_mode()
+    def run(self, step: RunStep) -> StepDone:
+        """Compute one step. Free slots first, then admit, then run the rows."""
+        begin = time.perf_counter()
+        for freed in step.frees:
+            self._slots.free(freed)
+        for admit in step.admits:
+            self._slots.admit(admit)
+        for row in step.rows:
+            self._slots.append_pages(row)
+        if not step.rows:
+            return StepDone(step=step.step, tokens=b"", seconds=time.perf_counter() - begin)
+        batch = build_batch(step.rows, self._slots, page_size=self._page_size, device=self._device)
+        logits = self._decoder(
+            batch.tokens, batch.positions, self._attention.plan(batch), batch.wanted
+        )
+        sampled = [index for index, row in enumerate(step.rows) if row.sample]
+        slots = [self._slots[step.rows[index].slot] for index in sampled]
+        tokens, logprobs = sample(logits, slots, batch.host_kv_len[sampled].tolist())
+        for slot, token in zip(slots, tokens, strict=True):
+            slot.record(token)
+        return StepDone(
+            step=step.step,
+            tokens=pack(tokens),
+            logprobs=logprobs,
+            seconds=time.perf_counter() - begin,
+        )
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self.startup[part] = time.perf_counter() - begin
+
+    def _warm_up(self) -> None:
+        """Two throw-away steps on page 0, so that the first request does not pay for first uses."""
+        sampling = Sampling(seed=0, top_p=0.5, top_logprobs=1)
+        prefill = Row(slot=0, start=0, tokens=pack([0]), pages=pack([0]))
+        self.run(RunStep(step=-1, rows=(prefill,), admits=(Admit(slot=0, sampling=sampling),)))
+        self.run(RunStep(step=-1, rows=(), frees=(0,)))
+
+
+def make_cache(decoder: Decoder, config: WorkerConfig, free_bytes: int) -> tuple[KVCache, PoolSize]:
+    """The K/V cache for `decoder`, sized by a resolved `config`.
+
+    `free_bytes`: free memory before the weights were loaded.
+    """
+    spec = decoder.spec
+    shape = {
+        "num_layers": spec.num_layers,
+        "page_size": config.page_size,
+        "num_kv_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+    }
+    dtype = DTYPES[config.dtype]
+    size = size_pool(
+        page_size=config.page_size,
+        page_bytes=page_bytes(**shape, dtype=dtype),
+        max_total_tokens=config.max_total_tokens,
+        free_bytes=free_bytes,
+        weight_bytes=sum(weight.nbytes for weight in decoder.parameters()),
+        fraction=config.mem_fraction_static,
+    )
+    device = torch.device(config.device)
+    return KVCache(num_pages=size.num_pages, dtype=dtype, device=device, **shape), size

@@ -1,0 +1,38 @@
+"""A tiny checkpoint and runners on it, whose pages hold NaN until they are written."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from radixserve.config import WorkerConfig
+from radixserve.worker.runner import Runner
+from tests.checkpoints import tiny_checkpoint
+
+PAGE_SIZE = 8
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def make_runner(checkpoint: Path) -> Callable[..., Runner]:
+    """A fresh runner with 64 pages of 8 tokens, all NaN."""
+
+    def make(backend: str = "torch") -> Runner:
+        config = WorkerConfig(
+            device="cpu",
+            attention_backend=backend,
+            page_size=PAGE_SIZE,
+            max_total_tokens=64 * PAGE_SIZE,
+            max_slots=8,
+            num_threads=1,
+        )
+        runner = Runner(config, checkpoint)
+        for pages in runner._cache.pages:
+            pages.fill_(float("nan"))
+        return runner
+
+    return make

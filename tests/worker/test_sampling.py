@@ -1,0 +1,222 @@
+"""Sampling against plain definitions of each parameter, and independence of the batch."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixserve.messages import Admit, Sampling, pack
+from radixserve.worker.sampling import CANDIDATES, sample, uniform
+from radixserve.worker.slots import Slot, Slots
+
+VOCAB = 600  # more than CANDIDATES, so that both ways to truncate are taken
+GREEDY = Sampling(seed=0, temperature=0.0)
+
+
+def logits_of(rows: int, seed: int = 0, spread: float = 3.0) -> torch.Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def slot(sampling: Sampling, prompt: list[int] = [], answer: list[int] = []) -> Slot:  # noqa: B006
+    slots = Slots(1, 1)
+    slots.admit(Admit(0, sampling, pack(prompt + answer), len(prompt)))
+    return slots[0]
+
+
+def one(logits: torch.Tensor, sampling: Sampling, position: int = 5, **history: list[int]) -> int:
+    return sample(logits[None].clone(), [slot(sampling, **history)], [position])[0][0]
+
+
+def draws(logits: torch.Tensor, sampling: Sampling, n: int = 400) -> list[int]:
+    """Tokens at n positions."""
+    return sample(logits.repeat(n, 1), [slot(sampling)] * n, range(n))[0]
+
+
+def truncated(logits: torch.Tensor, s: Sampling) -> torch.Tensor:
+    """Plain reference: the probabilities after temperature, top-k, top-p, min-p, in that order."""
+    p = (logits.double() / s.temperature).softmax(-1)
+    order = p.argsort(descending=True, stable=True)
+    kept = order[: s.top_k or VOCAB]
+    before = p[kept].cumsum(0) - p[kept]
+    inside = (before < s.top_p * p[kept].sum()) & (p[kept] >= s.min_p * p.max())
+    inside[0] = True
+    kept = kept[inside]
+    out = torch.zeros_like(p)
+    out[kept] = p[kept] / p[kept].sum()
+    return out
+
+
+samplings = st.builds(
+    Sampling,
+    seed=st.integers(0, 2**64 - 1),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 5.0]),
+    top_k=st.sampled_from([0, 1, 5, CANDIDATES, CANDIDATES + 40]),
+    top_p=st.sampled_from([0.0, 0.5, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 0.1]),
+)
+
+
+@given(sampling=samplings, seed=st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_draw_is_the_inverse_of_the_truncated_distribution(sampling, seed):
+    logits = logits_of(1, seed)[0]
+    token = one(logits, sampling, position=9)
+    if sampling.temperature == 0.0:
+        assert token == logits.argmax()
+        return
+    p = truncated(logits, sampling)
+    cut = sampling.top_k or sampling.top_p < 1.0 or sampling.min_p
+    order = p.argsort(descending=True, stable=True) if cut else torch.arange(VOCAB)
+    cumulative = p[order].cumsum(0)
+    at = int((order == token).nonzero())
+    u = uniform([sampling.seed], [9])[0]
+    assert p[token] > 0
+    assert cumulative[at] - p[token] - 1e-5 <= u <= cumulative[at] + 1e-5
+
+
+@given(st.lists(samplings, min_size=2, max_size=6), st.integers(0, 3))
+@settings(max_examples=30, deadline=None)
+def test_a_row_does_not_depend_on_the_batch(batch, seed):
+    logits = logits_of(len(batch), seed)
+    positions = [3 * row + 1 for row in range(len(batch))]
+    together, _ = sample(logits.clone(), [slot(s) for s in batch], positions)
+    alone = [one(logits[row], s, positions[row]) for row, s in enumerate(batch)]
+    assert together == alone
+
+
+def test_frequencies_follow_the_distribution():
+    sampling = Sampling(seed=5, temperature=1.0, top_k=4)
+    logits = logits_of(1)[0]
+    n = 4000
+    counts = np.bincount(draws(logits, sampling, n), minlength=VOCAB)
+    p = truncated(logits, sampling).numpy()
+    assert (np.abs(counts / n - p) < 5 * np.sqrt(p * (1 - p) / n) + 1e-12).all()
+
+
+def test_uniform_numbers():
+    u = uniform([123] * 20000, range(20000))
+    assert u.min() >= 0 and u.max() < 1
+    assert abs(u.mean() - 0.5) < 0.01
+    assert np.allclose(np.histogram(u, bins=10, range=(0, 1))[0] / 20000, 0.1, atol=0.01)
+    assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 0.03
+    neighbours = uniform(range(20000), [7] * 20000)
+    assert abs(np.corrcoef(neighbours[:-1], neighbours[1:])[0, 1]) < 0.03
+    assert uniform([-1], [0]) == uniform([2**64 - 1], [0])
+
+
+def test_seeds_and_positions_matter():
+    flat = torch.zeros(VOCAB)
+    assert len(set(draws(flat, Sampling(seed=1), 50))) > 30
+    assert draws(flat, Sampling(seed=1), 50) != draws(flat, Sampling(seed=2), 50)
+
+
+def test_top_k_of_one_is_greedy():
+    logits = logits_of(1, 4)[0]
+    assert set(draws(logits, Sampling(seed=1, temperature=9.0, top_k=1), 50)) == {
+        int(logits.argmax())
+    }
+
+
+def test_extreme_temperatures_stay_numbers():
+    logits = logits_of(1)[0]
+    best = int(logits.argmax())
+    assert one(logits, Sampling(seed=1, temperature=1e-30)) == best
+    assert one(logits, Sampling(seed=1, temperature=1e-4)) == best
+    assert 0 <= one(logits, Sampling(seed=1, temperature=1e6)) < VOCAB
+
+
+def test_bias_forces_and_bans():
+    logits = logits_of(1)[0].clamp(-20, 20)
+    best, second = logits.topk(2).indices.tolist()
+    forced = Sampling(seed=1, temperature=1.0, logit_bias=((17, 100.0),))
+    assert set(draws(logits, forced, 50)) == {17}
+    banned = Sampling(seed=1, temperature=0.0, logit_bias=((best, -100.0),))
+    assert one(logits, banned) == second
+
+
+def test_min_tokens_masks_the_stop_ids_until_enough():
+    logits = logits_of(1)[0]
+    best, second, third = logits.topk(3).indices.tolist()
+    sampling = Sampling(seed=0, temperature=0.0, min_tokens=2, stop_ids=(best, second))
+    assert one(logits, sampling, prompt=[best], answer=[]) == third
+    assert one(logits, sampling, prompt=[best], answer=[4]) == third
+    assert one(logits, sampling, prompt=[best], answer=[4, 5]) == best
+    everything = Sampling(seed=0, min_tokens=1, stop_ids=tuple(range(VOCAB)))
+    assert 0 <= one(logits, everything) < VOCAB
+
+
+@given(
+    prompt=st.lists(st.integers(0, 9), max_size=6),
+    answer=st.lists(st.integers(0, 9), max_size=6),
+    repetition=st.sampled_from([1.0, 0.7, 1.8]),
+    presence=st.sampled_from([0.0, 1.1, -0.4]),
+    frequency=st.sampled_from([0.0, 0.9, -0.3]),
+)
+@settings(max_examples=60, deadline=None)
+def test_penalties_equal_the_plain_reference(prompt, answer, repetition, presence, frequency):
+    sampling = Sampling(
+        seed=0,
+        temperature=0.0,
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+    )
+    logits = logits_of(1, len(prompt) * 7 + len(answer), spread=1.0)[0]
+    logits[10:] = -50.0
+    edited = logits.tolist()
+    for token in {*prompt, *answer}:
+        edited[token] = (
+            edited[token] / repetition if edited[token] > 0 else edited[token] * repetition
+        )
+    for token in set(answer):
+        edited[token] -= presence + frequency * answer.count(token)
+    best = max(range(VOCAB), key=lambda token: edited[token])
+    got = one(logits, sampling, prompt=prompt, answer=answer)
+    assert math.isclose(edited[got], edited[best], abs_tol=1e-5)
+
+
+def test_recorded_tokens_count_for_the_next_choice():
+    logits = logits_of(1)[0]
+    best, second = logits.topk(2).indices.tolist()
+    state = slot(Sampling(seed=0, temperature=0.0, frequency_penalty=100.0), prompt=[best])
+    assert sample(logits[None].clone(), [state], [1])[0] == [best]  # the prompt does not count
+    state.record(best)
+    assert sample(logits[None].clone(), [state], [2])[0] == [second]
+
+
+def test_logprobs_are_of_the_raw_logits():
+    logits = logits_of(3)
+    sampling = Sampling(seed=3, temperature=3.0, top_k=5, logit_bias=((8, 50.0),), top_logprobs=4)
+    expected = logits.log_softmax(-1)
+    slots = [slot(GREEDY), slot(sampling), slot(Sampling(seed=0, top_logprobs=0))]
+    tokens, logprobs = sample(logits.clone(), slots, [1, 2, 3])
+    assert logprobs[0] is None
+    assert tokens[1] == 8
+    assert logprobs[1].chosen == pytest.approx(expected[1, 8].item())
+    assert [token for token, _ in logprobs[1].top] == expected[1].topk(4).indices.tolist()
+    assert [p for _, p in logprobs[1].top] == pytest.approx(expected[1].topk(4).values.tolist())
+    assert logprobs[2].top == ()
+    assert logprobs[2].chosen == pytest.approx(expected[2, tokens[2]].item())
+
+
+def test_logprobs_are_finite():
+    logits = torch.full((1, VOCAB), -torch.inf)
+    logits[0, 3] = 1.0
+    _, logprobs = sample(logits, [slot(Sampling(seed=0, top_logprobs=3))], [1])
+    assert logprobs[0].chosen == 0.0
+    assert [p for _, p in logprobs[0].top] == [0.0, -9999.0, -9999.0]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_are_a_bug(bad):
+    logits = logits_of(2)
+    logits[1, 4] = bad
+    with pytest.raises(AssertionError, match="finite"):
+        sample(logits, [slot(GREEDY), slot(GREEDY)], [1, 1])
+
+
+def test_no_rows():
+    assert sample(torch.empty(0, VOCAB), [], []) == ([], ())
