@@ -36,24 +36,29 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def _frequencies(rope: Rope, dim: int) -> tuple[Tensor, float]:
     """[dim/2] radians per position, and the factor for cos and sin."""
-    plain = 1.0 / rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    plain = _plain(rope, dim)
     if rope.kind == "linear":
         return plain / rope.factor, 1.0
     if rope.kind == "llama3":
-        return _llama3(rope, plain), 1.0
+        return plain / llama3_factors(rope, dim), 1.0
     if rope.kind == "yarn":
         return _yarn(rope, plain, dim), _yarn_magnitude(rope)
     return plain, 1.0
 
 
-def _llama3(rope: Rope, plain: Tensor) -> Tensor:
-    """Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, a ramp between."""
-    wavelengths = 2 * math.pi / plain
-    ramp = (rope.original_max_position / wavelengths - rope.low_freq_factor) / (
-        rope.high_freq_factor - rope.low_freq_factor
-    )
+def _plain(rope: Rope, dim: int) -> Tensor:
+    return 1.0 / rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+
+
+def llama3_factors(rope: Rope, dim: int) -> Tensor:
+    """[dim/2] divisors of the frequencies in Llama 3.1 and later.
+
+    Long wavelengths are stretched by `factor`, short ones kept, with a ramp between them.
+    """
+    turns = rope.original_max_position * _plain(rope, dim) / (2 * math.pi)
+    ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     kept = ramp.clamp(0.0, 1.0)
-    return (1 - kept) * plain / rope.factor + kept * plain
+    return 1.0 / ((1.0 - kept) / rope.factor + kept)
 
 
 def _yarn(rope: Rope, plain: Tensor, dim: int) -> Tensor:
