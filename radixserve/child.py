@@ -1,0 +1,24 @@
+"""What each child process does about its parent: dies with it, and leaves Ctrl-C to it.
+
+Standard library only; called by the `main` of the tokenizer, the scheduler and the worker.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PARENT = os.getppid()  # as of the import, which is the first thing a child does
+PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+
+
+def become_child() -> None:
+    """Ignore SIGINT (the launcher stops us) and, on Linux, ask for SIGKILL when the parent dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def parent_alive() -> bool:
+    """Whether the process that started this one still runs; for systems without PDEATHSIG."""
+    return os.getppid() == PARENT
