@@ -1,0 +1,1 @@
+"""The HTTP surface: one file per protocol, all over the same engine client."""

@@ -1,0 +1,74 @@
+"""Errors in OpenAI's shape: {"error": {message, type, param, code}}, whatever went wrong.
+
+No text of a Python exception ever reaches a client.
+"""
+
+import http
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from radixserve.messages import REJECTIONS
+from radixserve.tokenizer.engine import EngineStopped, RequestRejected
+from radixserve.tokenizer.invalid import InvalidRequest
+
+
+class ApiError(Exception):
+    """An answer with a status of 4xx or 5xx."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = {
+            "error": {
+                "message": message,
+                "type": "invalid_request_error" if status < 500 else "server_error",
+                "param": param,
+                "code": code,
+            }
+        }
+
+
+def json_response(content: object, status: int = 200) -> Response:
+    """`content`, a Struct or plain data, as JSON; numbers that JSON lacks become null."""
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What a client is told about an error that a request may meet."""
+    match error:
+        case ApiError():
+            return error
+        case InvalidRequest():
+            return ApiError(400, error.message, param=error.param, code=error.code)
+        case RequestRejected():
+            return ApiError(REJECTIONS.get(error.code, 500), str(error), code=error.code)
+        case EngineStopped():
+            return ApiError(503, str(error), code="engine_stopped")
+        case HTTPException():
+            return ApiError(error.status_code, http.HTTPStatus(error.status_code).phrase)
+        case _:
+            return ApiError(500, "internal error of the server", code="internal_error")
+
+
+EXPECTED = (ApiError, InvalidRequest, RequestRejected, EngineStopped)
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    """Turns any error raised in a route into a response."""
+    answer = as_api_error(error)
+    response = json_response(answer.body, answer.status)
+    if isinstance(error, HTTPException) and error.headers:
+        response.headers.update(error.headers)
+    if answer.status == 401:
+        response.headers["www-authenticate"] = "Bearer"
+    return response
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Make `app` answer all errors in this shape; those not expected are also logged."""
+    for kind in (*EXPECTED, HTTPException, Exception):
+        app.add_exception_handler(kind, _answer)

@@ -1,0 +1,104 @@
+"""Server-sent events, and the watch for clients that leave.
+
+A response is worked out only while its client is there: when the connection closes, the work is
+cancelled at once, which aborts its requests. A client that stops reading is dropped after a while.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from radixserve.api.errors import EXPECTED, as_api_error
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+STALL_SECONDS = 60.0  # a client that takes nothing for so long is dropped
+DONE = b"data: [DONE]\n\n"
+
+
+def event(content: object) -> bytes:
+    """`content`, a Struct or plain data, as one event."""
+    return b"data: " + msgspec.json.encode(content) + b"\n\n"
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`, or None if the client leaves first; `work` is then cancelled.
+
+    The request's body must have been read.
+    """
+    task = asyncio.create_task(work)
+    watch = asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        watch.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def answer_while_connected(receive: Receive, work: Coroutine[Any, Any, Response]) -> Response:
+    """The response that `work` makes; an empty one, which nobody reads, if the client left."""
+    return await while_connected(receive, work) or Response(status_code=499)
+
+
+class EventStream(Response):
+    """Sends what an async generator yields. Its work begins when the response does.
+
+    The headers wait for the first event, so an error before it is answered with its own status.
+    An error after it becomes an event, and the stream ends without `[DONE]`.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await while_connected(receive, self._send_all(send))
+
+    async def _send_all(self, send: Send) -> None:
+        async with aclosing(self._events) as events:
+            first = await anext(events)
+            try:
+                await self._start(send)
+                await self._send(send, first)
+                async for data in events:
+                    await self._send(send, data)
+            except TimeoutError:
+                log.warning("dropping a client that has read nothing for %.0f s", STALL_SECONDS)
+                return
+            except Exception as error:
+                if not isinstance(error, EXPECTED):
+                    log.exception("a stream failed")
+                await self._send(send, event(as_api_error(error).body))
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _start(self, send: Send) -> None:
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status_code,
+                "headers": self.raw_headers,
+            }
+        )
+
+    @staticmethod
+    async def _send(send: Send, data: bytes) -> None:
+        async with asyncio.timeout(STALL_SECONDS):
+            await send({"type": "http.response.body", "body": data, "more_body": True})

@@ -1,0 +1,154 @@
+"""The request fields that all OpenAI generation routes share, and what they mean to the engine.
+
+Ranges are checked by the types; what needs the model's limits is checked here.
+"""
+
+import secrets
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from radixserve.api.errors import ApiError
+from radixserve.messages import Ready, Sampling
+
+SEED_BITS = 63  # a client's seed is taken modulo 2**63
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 1024  # characters; every new token is compared with it
+MAX_BIASES = 1024
+GREEDY_BELOW = 1e-5  # temperatures under it would overflow when logits are divided by them
+
+Share = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class StreamOptions(Struct, frozen=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: usage on every chunk
+
+
+class GenerationFields(Struct, frozen=True, kw_only=True):
+    """null is the same as absent for every field."""
+
+    model: str | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None  # the same; wins over max_tokens
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1 << 30)] | None = None  # -1 and 0: off
+    min_p: Share | None = None
+    n: Annotated[int, Meta(ge=1, le=16)] | None = None
+    best_of: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    seed: int | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    logit_bias: dict[str, float] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None  # has no effect, as OpenAI's
+    cache_salt: str | None = None
+    priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
+    response_format: dict[str, Any] | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+def check_fields(fields: GenerationFields) -> None:
+    """What does not depend on the model. Raises ApiError 400."""
+    choices = fields.n or 1
+    if fields.best_of not in (None, 1, choices):
+        raise ApiError(400, "best_of must be 1 or equal to n", param="best_of")
+    if len(fields.stops) > MAX_STOPS:
+        raise ApiError(400, f"stop: at most {MAX_STOPS} strings", param="stop")
+    if not all(0 < len(stop) <= MAX_STOP_LENGTH for stop in fields.stops):
+        raise ApiError(400, f"stop: strings of 1 to {MAX_STOP_LENGTH} characters", param="stop")
+    kind = (fields.response_format or {"type": "text"}).get("type")
+    if kind != "text":
+        raise ApiError(
+            400,
+            f"response_format: the type {str(kind)[:50]} is not supported by this server",
+            param="response_format",
+            code="unsupported_parameter",
+        )
+
+
+def answer_limit(fields: GenerationFields, prompt_tokens: int, ready: Ready) -> int:
+    """Most tokens of one answer: what was asked for, but not more than the context has left."""
+    left = ready.max_total_tokens - prompt_tokens
+    return min(fields.max_completion_tokens or fields.max_tokens or left, left)
+
+
+def make_sampling(
+    fields: GenerationFields, ready: Ready, eos_ids: tuple[int, ...], top_logprobs: int
+) -> Sampling:
+    """The sampling of the first choice. Raises ApiError 400 for ids outside the vocabulary."""
+    temperature = 1.0 if fields.temperature is None else fields.temperature
+    top_p = 1.0 if fields.top_p is None else fields.top_p
+    top_k = max(fields.top_k or 0, 0)
+    if top_p == 0.0:  # nothing but the best token
+        top_p, top_k = 1.0, 1
+    if fields.min_tokens and fields.min_tokens > (
+        fields.max_completion_tokens or fields.max_tokens or fields.min_tokens
+    ):
+        raise ApiError(400, "min_tokens is larger than max_tokens", param="min_tokens")
+    return Sampling(
+        seed=secrets.randbits(SEED_BITS) if fields.seed is None else fields.seed % (1 << SEED_BITS),
+        temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
+        top_k=top_k if top_k < ready.vocab_size else 0,
+        top_p=top_p,
+        min_p=fields.min_p or 0.0,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        repetition_penalty=fields.repetition_penalty or 1.0,
+        logit_bias=_logit_bias(fields, ready),
+        top_logprobs=top_logprobs,
+        min_tokens=min(fields.min_tokens or 0, ready.max_total_tokens),
+        stop_ids=_stop_ids(fields, ready, eos_ids),
+    )
+
+
+def _logit_bias(fields: GenerationFields, ready: Ready) -> tuple[tuple[int, float], ...]:
+    biases = fields.logit_bias or {}
+    if len(biases) > MAX_BIASES:
+        raise ApiError(400, f"logit_bias: at most {MAX_BIASES} entries", param="logit_bias")
+    out = {}
+    for key, bias in biases.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            raise ApiError(400, f"logit_bias: {key[:50]} is not a token id", param="logit_bias")
+        _check_id(int(key), ready, "logit_bias")
+        if not -100 <= bias <= 100:
+            raise ApiError(400, "logit_bias: values from -100 to 100", param="logit_bias")
+        out[int(key)] = bias
+    return tuple(out.items())
+
+
+def _stop_ids(fields: GenerationFields, ready: Ready, eos_ids: tuple[int, ...]) -> tuple[int, ...]:
+    asked = fields.stop_token_ids or []
+    for token in asked:
+        _check_id(token, ready, "stop_token_ids")
+    eos = () if fields.ignore_eos else (i for i in eos_ids if i < ready.vocab_size)
+    return tuple(sorted({*asked, *eos}))
+
+
+def _check_id(token: int, ready: Ready, param: str) -> None:
+    if not 0 <= token < ready.vocab_size:
+        raise ApiError(
+            400,
+            f"{param}: token id {token} is outside the vocabulary of {ready.vocab_size}",
+            param=param,
+        )

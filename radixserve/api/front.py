@@ -1,0 +1,69 @@
+"""What every route of one server needs, made once and passed to each surface's `routes`."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from radixserve.api.body import BodyParser
+from radixserve.api.errors import ApiError
+from radixserve.api.metrics import Metrics
+from radixserve.config import Config
+from radixserve.messages import Ready
+from radixserve.tokenizer.engine import Engine
+from radixserve.tokenizer.templates import find_template
+from radixserve.tokenizer.vocabulary import Vocabulary
+
+T = TypeVar("T")
+
+PROMPT_THREADS = 2  # that render and encode prompts beside the event loop
+
+
+class Front:
+    """The parts of the tokenizer process, and its model as clients see it."""
+
+    def __init__(self, config: Config, engine: Engine, metrics: Metrics) -> None:
+        """Reads the tokenizer of `config.worker.model_path`, a Hugging Face folder.
+
+        Raises OSError, ValueError or jinja2.TemplateSyntaxError for what cannot be read.
+        """
+        folder = Path(config.worker.model_path)
+        self.config = config.server
+        self.engine = engine
+        self.metrics = metrics
+        self.vocabulary = Vocabulary(folder)
+        self.template = find_template(folder, self.vocabulary, config.server.chat_template)
+        self.model = config.server.served_model_name or folder.name
+        self.created = int(time.time())
+        self.parser = BodyParser()
+        self._pool = ThreadPoolExecutor(PROMPT_THREADS, thread_name_prefix="prompt")
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """The result of slow work that must not hold up the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def ready(self) -> Ready:
+        """The engine's limits. ApiError 503 if it cannot serve."""
+        trouble = self.engine.trouble()
+        if trouble or self.engine.ready is None:
+            raise ApiError(503, trouble, code="engine_unavailable")
+        return self.engine.ready
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.model:
+            raise ApiError(
+                404,
+                f"the model {name[:200]} does not exist; this server has {self.model}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{secrets.token_hex(12)}"

@@ -1,0 +1,132 @@
+"""One HTTP request's answers from the engine: n choices for each of its prompts.
+
+Shared by the chat and the completions surface: makes the `Submit`s, decodes what comes back, counts
+usage. Leaving `pieces` early aborts what still runs.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import msgspec
+from msgspec import Struct
+
+from radixserve.api.errors import EXPECTED, as_api_error
+from radixserve.api.fields import GenerationFields, answer_limit
+from radixserve.api.front import Front, new_id
+from radixserve.messages import Namespace, Ready, Sampling, Submit, TokenLogprobs, pack
+from radixserve.tokenizer.answer import AnswerDecoder, Piece, pieces_of
+
+
+class PromptTokensDetails(Struct):
+    cached_tokens: int
+
+
+class Usage(Struct):
+    """A prompt counts once however many choices it has; `cached_tokens` are of its first choice."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Whole(Struct):
+    """One choice put together, for answers that are not streamed."""
+
+    text: str = ""
+    tokens: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    finish: str = ""
+
+
+class Generation:
+    """Choice i belongs to prompt i // n. `usage` is final when `pieces` has ended."""
+
+    def __init__(
+        self,
+        front: Front,
+        kind: str,
+        fields: GenerationFields,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        *,
+        starts_text: bool,
+    ) -> None:
+        """`kind` begins the id. `starts_text`: see TextDecoder."""
+        ready = front.ready()
+        self.id = new_id(kind)
+        self.created = int(time.time())
+        self.fingerprint = f"fp_{ready.fingerprint[:12]}"
+        self._fields = fields
+        self._engine = front.engine
+        self._prompts = prompts
+        self._n = fields.n or 1
+        self._cached = [0] * len(prompts)
+        self._completion_tokens = 0
+        self.num_choices = len(prompts) * self._n
+        self._submits = self._make_submits(ready, sampling)
+        self._decoders = [
+            AnswerDecoder(
+                front.vocabulary,
+                stops=fields.stops,
+                min_tokens=sampling.min_tokens,
+                starts_text=starts_text,
+            )
+            for _ in range(self.num_choices)
+        ]
+
+    def _make_submits(self, ready: Ready, sampling: Sampling) -> list[Submit]:
+        fields = self._fields
+        return [
+            Submit(
+                request_id=f"{self.id}-{index}",
+                origin=self._engine.origin,
+                prompt=pack(prompt),
+                # Choices of one prompt differ by their seeds.
+                sampling=msgspec.structs.replace(sampling, seed=sampling.seed + index % self._n),
+                max_tokens=answer_limit(fields, len(prompt), ready),
+                namespace=Namespace(salt=fields.cache_salt or ""),
+                priority=fields.priority or 0,
+            )
+            for index, prompt in enumerate(p for p in self._prompts for _ in range(self._n))
+        ]
+
+    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        """(choice, its next piece) as they come. Raises ApiError."""
+        try:
+            with self._engine.submit(self._submits) as stream:
+                async for index, piece in pieces_of(stream, self._decoders):
+                    self._completion_tokens += len(piece.tokens)
+                    if index % self._n == 0:
+                        self._cached[index // self._n] = piece.cached_tokens
+                    yield index, piece
+        except EXPECTED as error:
+            raise as_api_error(error) from error
+
+    async def wholes(self) -> list[Whole]:
+        """All choices, complete. Raises ApiError."""
+        wholes = [Whole() for _ in range(self.num_choices)]
+        async with aclosing(self.pieces()) as pieces:
+            async for index, piece in pieces:
+                whole = wholes[index]
+                whole.text += piece.text
+                whole.tokens += piece.tokens
+                whole.logprobs += piece.logprobs
+                whole.finish = piece.finish
+        return wholes
+
+    def usage(self) -> Usage:
+        prompt = sum(len(p) for p in self._prompts)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=self._completion_tokens,
+            total_tokens=prompt + self._completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._cached)),
+        )
+
+    def chunk_usage(self) -> dict[str, Usage | None]:
+        """The `usage` field of a chunk: absent, null, or (if asked for) the usage so far."""
+        if self._fields.continuous_usage:
+            return {"usage": self.usage()}
+        return {"usage": None} if self._fields.include_usage else {}

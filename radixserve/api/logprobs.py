@@ -1,0 +1,67 @@
+"""Log probabilities as OpenAI's two surfaces show them.
+
+Always finite numbers: JSON has no infinities. The text of an answer never depends on them.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from radixserve.messages import TokenLogprobs
+from radixserve.tokenizer.vocabulary import Vocabulary
+
+FLOOR = -9999.0  # for tokens that cannot come, as other servers write it
+
+
+def _finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else FLOOR
+
+
+def chat_logprobs(
+    vocabulary: Vocabulary, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]
+) -> dict[str, Any]:
+    """The `logprobs` of a chat choice. The `bytes` of all its entries join to the text."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        shown = b"" if token in vocabulary.special_ids else vocabulary.token_bytes(token)
+        return {
+            "token": vocabulary.token_text(token),
+            "logprob": _finite(logprob),
+            "bytes": list(shown),
+        }
+
+    content = [
+        entry(token, value.chosen) | {"top_logprobs": [entry(*pair) for pair in value.top]}
+        for token, value in zip(tokens, logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    vocabulary: Vocabulary,
+    tokens: Sequence[int],
+    logprobs: Sequence[TokenLogprobs],
+    offset: int,
+) -> dict[str, Any]:
+    """The `logprobs` of a completions choice; `offset` is where its text begins, in characters."""
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += characters(vocabulary, token)
+    pairs = list(zip(tokens, logprobs, strict=True))
+    return {
+        "tokens": [vocabulary.token_text(token) for token in tokens],
+        "token_logprobs": [_finite(value.chosen) for _, value in pairs],
+        "top_logprobs": [
+            {vocabulary.token_text(t): _finite(p) for t, p in (*value.top, (token, value.chosen))}
+            for token, value in pairs
+        ],
+        "text_offset": offsets,
+    }
+
+
+def characters(vocabulary: Vocabulary, token: int) -> int:
+    """How many characters of the text begin in `token`."""
+    if token in vocabulary.special_ids:
+        return 0
+    return sum(byte & 0xC0 != 0x80 for byte in vocabulary.token_bytes(token))

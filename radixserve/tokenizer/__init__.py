@@ -1,0 +1,1 @@
+"""Text to tokens and back: prompts, chat templates, decoding, stop strings, the engine's client."""

@@ -1,0 +1,11 @@
+"""The error for what a client sent and may correct; the HTTP surfaces answer it with 400."""
+
+
+class InvalidRequest(ValueError):
+    """`message` is a sentence for the client, `param` the field at fault, `code` a short name."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
