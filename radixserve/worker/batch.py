@@ -51,7 +51,7 @@ def build_batch(
     wanted = np.array([end - 1 for end, row in zip(row_start[1:], rows, strict=True) if row.sample])
 
     def tensor(array: np.ndarray, dtype: type) -> torch.Tensor:
-        return torch.from_numpy(array.astype(dtype)).to(device)
+        return torch.from_numpy(array.astype(dtype, order="C")).to(device)
 
     return Batch(
         tokens=tensor(np.concatenate(pieces), np.int64),

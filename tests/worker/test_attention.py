@@ -1,0 +1,155 @@
+"""Every attention backend against the reference, on steps that mix prefill, extend and decode.
+
+Pages that no row of the step owns, and what lies past each row's end, hold NaN.
+"""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixserve.messages import Admit, Row, Sampling, pack
+from radixserve.worker.attention import BACKENDS
+from radixserve.worker.attention.torch_paged import group_similar
+from radixserve.worker.batch import build_batch
+from radixserve.worker.kv_cache import KVCache
+from radixserve.worker.slots import Slots
+from radixserve_kernels import reference
+
+HEAD_DIM = 16
+NUM_PAGES = 64
+CPU = torch.device("cpu")
+backends = pytest.mark.parametrize("backend", BACKENDS)
+
+
+class Case:
+    """Random K/V for rows of (tokens computed before, new tokens), one layer deep."""
+
+    def __init__(
+        self, rows: list[tuple[int, int]], *, heads=(4, 2), page_size=8, consecutive=False, seed=0
+    ) -> None:
+        random = np.random.default_rng(seed)
+        generator = torch.Generator().manual_seed(seed)
+        self.q_heads, self.kv_heads = heads
+        self.cache = KVCache(
+            num_layers=2,
+            num_pages=NUM_PAGES,
+            page_size=page_size,
+            num_kv_heads=self.kv_heads,
+            head_dim=HEAD_DIM,
+            dtype=torch.float32,
+            device=CPU,
+        )
+        for pages in self.cache.pages:
+            pages.fill_(float("nan"))
+        free = list(range(NUM_PAGES)) if consecutive else random.permutation(NUM_PAGES).tolist()
+        slots = Slots(len(rows), NUM_PAGES)
+        self.rows = []
+        for slot, (start, new) in enumerate(rows):
+            count = -(-(start + new) // page_size)
+            pages, free = free[:count], free[count:]
+            slots.admit(Admit(slot, Sampling(seed=0)))
+            row = Row(slot, start, pack([0] * new), pack(pages))
+            slots.append_pages(row)
+            self.rows.append(row)
+            self._fill(pages, start, generator)
+        self.batch = build_batch(self.rows, slots, page_size=page_size, device=CPU)
+        self.tokens = len(self.batch.tokens)
+        qkv = torch.randn(
+            self.tokens, self.q_heads + 2 * self.kv_heads, HEAD_DIM, generator=generator
+        )
+        sizes = (self.q_heads, self.kv_heads, self.kv_heads)
+        self.q, self.k, self.v = qkv.split(sizes, 1)  # strided, as the decoder's are
+
+    def _fill(self, pages: list[int], start: int, generator: torch.Generator) -> None:
+        """K/V of the first `start` tokens, as earlier steps would have left it."""
+        for page in self.cache.pages:
+            kv = torch.randn(start, 2, self.kv_heads, HEAD_DIM, generator=generator)
+            for i, piece in enumerate(kv.split(self.cache.page_size)):
+                page[pages[i], : len(piece)] = piece
+
+    def expected(self, layer: int) -> torch.Tensor:
+        keys, values = self.cache.key(layer).clone(), self.cache.value(layer).clone()
+        reference.kv_write(self.k, self.v, keys, values, self.batch.write_slots)
+        return reference.paged_attention(
+            self.q,
+            keys,
+            values,
+            self.batch.page_table,
+            self.batch.row_start,
+            self.batch.kv_len,
+            scale=0.3,
+            max_new=self.tokens,
+        )
+
+    def check(self, backend: str) -> None:
+        attend = BACKENDS[backend](self.cache, 0.3).plan(self.batch)
+        for layer in (1, 0):
+            expected = self.expected(layer)
+            got = attend(layer, self.q, self.k, self.v)
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@backends
+@pytest.mark.parametrize("consecutive", [False, True])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(0, 1)],
+        [(13, 1)],
+        [(0, 19)],
+        [(16, 3)],
+        [(31, 1), (30, 1), (24, 1), (33, 1)],
+        [(90, 1), (2, 1), (85, 1), (7, 1), (0, 1)],
+        [(15, 1), (0, 8), (16, 1), (5, 9), (0, 2), (40, 1)],
+    ],
+    ids=str,
+)
+def test_rows(backend, rows, consecutive):
+    Case(rows, consecutive=consecutive).check(backend)
+
+
+@backends
+@pytest.mark.parametrize("group", [1, 3, 4, 8])
+def test_query_heads_per_kv_head(backend, group):
+    Case([(9, 1), (12, 1), (7, 4)], heads=(2 * group, 2)).check(backend)
+
+
+@backends
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_page_sizes(backend, page_size):
+    Case([(7, 1), (6, 3), (0, 5)], page_size=page_size).check(backend)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 40), st.sampled_from([1, 1, 1, 2, 7, 8, 9])),
+        min_size=1,
+        max_size=7,
+    ),
+    consecutive=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_torch_backend_on_any_step(rows, consecutive):
+    Case(rows, consecutive=consecutive).check("torch")
+
+
+def test_small_groups_when_little_fits(monkeypatch):
+    case = Case([(31, 1), (30, 1), (24, 1), (33, 1), (29, 1)])
+    page_bytes = case.cache.pages[0][0].nbytes
+    monkeypatch.setattr("radixserve.worker.attention.torch_paged.GROUP_BYTES", 9 * page_bytes)
+    case.check("torch")
+
+
+@given(
+    num_pages=st.lists(st.integers(1, 50), max_size=30),
+    most=st.integers(1, 200),
+)
+def test_groups_hold_each_row_once_and_waste_little(num_pages, most):
+    groups = group_similar(num_pages, most)
+    assert sorted(index for group in groups for index in group) == list(range(len(num_pages)))
+    for group in groups:
+        longest = max(num_pages[index] for index in group)
+        assert len(group) == 1 or len(group) * longest <= most
+        assert min(num_pages[index] for index in group) >= 0.75 * longest
