@@ -1,7 +1,7 @@
 """The slow part of scripts/setup: makes, fills or repairs the virtual environment.
 
-Called by scripts/setup alone, with the newest Python found; standard library only. Safe to run twice
-at once (a lock on the folder) and after an interruption (a mark that stands while pip works).
+Called by scripts/setup alone, with the newest Python found; standard library only. Safe to run
+twice at once (a lock on the folder) and after an interruption (a mark that stands while pip works).
 """
 
 import contextlib
@@ -93,7 +93,7 @@ def follow(lines: "queue.Queue[str | None]", title: str, started: float) -> list
         now = time.monotonic()
         if terminal:
             print(f"\r\x1b[K  {now - started:4.0f} s  {step}", end="", file=sys.stderr, flush=True)
-        elif step.startswith("installing") and news or now - shown_at > QUIET_SECONDS:
+        elif (news and step.startswith("installing")) or now - shown_at > QUIET_SECONDS:
             shown_at = now
             say(f"{step} ({now - started:.0f} s)")
     if terminal:

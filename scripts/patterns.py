@@ -22,7 +22,7 @@ ADVICE = {
 }
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve"}
 BAD_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "manager"}
-HOME = re.compile(r"(?<![\w.])/(?:home|Users)/[a-z]\w*|(?<![\w.])/root/")
+HOME = re.compile(r"(?<![\w.])/(?:home/[a-z]|Users/[A-Za-z]|root/)")
 TEXT = {".py", ".md", ".toml", ".txt", ".sh", ".yml", ".yaml", ".json", ".jsonl", ""}
 
 

@@ -1,7 +1,7 @@
-"""Size budget: prints the lines of every room; fails on a file over 400 lines or a function over 60.
+"""Size budget: prints the lines of every room; fails on files over 400 lines, functions over 60.
 
-Kernel functions may have 150. Exceptions stand with a reason in [tool.radixserve.sizes]; one that is
-no longer needed fails too. Called by scripts/check.
+Kernel functions may have 150. Exceptions stand with a reason in [tool.radixserve.sizes]; one that
+is no longer needed fails too. Called by scripts/check.
 """
 
 import ast

@@ -1,6 +1,7 @@
 """Checks that pyproject.toml, radixserve.__version__ and the top of CHANGELOG.md name one version.
 
-The top heading is `## [X.Y.Z] - Unreleased` while a version is in the making. Called by scripts/check.
+The top heading is `## [X.Y.Z] - Unreleased` while a version is in the making.
+Called by scripts/check.
 """
 
 import re
