@@ -50,6 +50,7 @@ class Supervisor:
         self.stopping = False  # a signal came
         self._inbox: Inbox[ToLaunch] = Inbox(config.run_dir, "launch", ToLaunch)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._started: set[str] = set()
         self._began = time.monotonic()
 
     def run(self) -> int:
@@ -76,14 +77,14 @@ class Supervisor:
 
     def _wait(self) -> str:
         """Until all are ready. Returns why that will not be, or "" ."""
-        url, started = "", set[str]()
-        while len(started) < len(CHILDREN) and not self.stopping:
+        url = ""
+        while len(self._started) < len(CHILDREN) and not self.stopping:
             for message in self._inbox.receive(WATCH):
                 match message:
                     case Failed(process, reason):
                         return f"the {process} cannot start: {reason}"
                     case Started(process, startup, detail):
-                        started.add(process)
+                        self._started.add(process)
                         url = detail if process == "tokenizer" else url
                         parts = ", ".join(f"{part} {s:.2f} s" for part, s in startup.items())
                         log.info("%s ready: %s", process, "; ".join(filter(None, (detail, parts))))
@@ -123,6 +124,8 @@ class Supervisor:
             if child.poll() is None:
                 outbox: Outbox[Stop] = Outbox(self.config.run_dir, CHILDREN[name][0])
                 outbox.send([Stop(reason)])
+                if name not in self._started:
+                    child.terminate()  # it reads no messages yet
                 self._end(name, child, deadline)
                 outbox.close(linger=0)
 

@@ -1,0 +1,124 @@
+"""Three real processes under real clients: hits, streams, clients that leave, a full pool."""
+
+import concurrent.futures
+
+import openai
+import pytest
+
+from tests.process.conftest import Server, eventually
+
+pytestmark = pytest.mark.process
+
+TEXT = "When a request arrives the tree is walked from its root; " * 4
+
+
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def test_the_second_turn_hits_the_first(server: Server) -> None:
+    with client(server) as api:
+        model = api.models.list().data[0].id
+        messages = [{"role": "user", "content": TEXT}]
+        first = api.chat.completions.create(
+            model=model,
+            messages=messages,  # type: ignore[arg-type]
+            temperature=0,
+            max_tokens=40,
+            extra_body={"ignore_eos": True},
+        )
+        assert first.usage and first.usage.prompt_tokens_details
+        again = api.chat.completions.create(
+            model=model,
+            messages=messages,  # type: ignore[arg-type]
+            temperature=0,
+            max_tokens=40,
+            extra_body={"ignore_eos": True},
+        )
+        assert again.choices[0].message.content == first.choices[0].message.content
+        assert again.usage and again.usage.prompt_tokens_details
+        cached = again.usage.prompt_tokens_details.cached_tokens
+        assert cached == (first.usage.prompt_tokens - 1) // 16 * 16
+
+
+def test_token_ids_hit_prompt_and_answer(server: Server) -> None:
+    prompt = [(7 * i) % 200 + 10 for i in range(45)]
+    body = {"prompt": prompt, "max_tokens": 30, "temperature": 0, "ignore_eos": True}
+    first = server.post("/v1/completions", body).json()
+    assert first["usage"]["completion_tokens"] == 30
+    longer = body | {"prompt": [*prompt, *prompt]}
+    usage = server.post("/v1/completions", longer).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 32
+
+
+def test_stream_and_whole_answer_agree(server: Server) -> None:
+    with client(server) as api:
+        model = api.models.list().data[0].id
+        ask = {
+            "model": model,
+            "messages": [{"role": "user", "content": "Write a short story"}],
+            "max_tokens": 60,
+            "seed": 7,
+            "temperature": 1.5,
+        }
+        whole = api.chat.completions.create(**ask)  # type: ignore[call-overload]
+        stream = api.chat.completions.create(  # type: ignore[call-overload]
+            **ask, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = list(stream)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens >= 0
+
+
+def test_many_streams_at_once_are_each_right(server: Server) -> None:
+    prompts = [f"{i} {TEXT}" for i in range(12)]
+
+    def ask(prompt: str) -> str:
+        body = {"prompt": prompt, "max_tokens": 24, "temperature": 0}
+        text: str = server.post("/v1/completions", body).json()["choices"][0]["text"]
+        return text
+
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        together = list(pool.map(ask, prompts))
+    assert together == [ask(prompt) for prompt in prompts]
+
+
+def test_a_client_that_leaves_is_noticed(server: Server) -> None:
+    aborted = server.metric("radixserve_scheduler_aborted_requests_total")
+    body = {"prompt": TEXT, "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with server.http.stream("POST", "/v1/completions", json=body) as answer:
+        next(answer.iter_lines())
+    assert eventually(
+        lambda: server.metric("radixserve_scheduler_aborted_requests_total") == aborted + 1
+    )
+    assert eventually(lambda: server.metric("radixserve_requests_running") == 0)
+    assert server.metric("radixserve_scheduler_aborted_requests_total") == aborted + 1
+
+
+def test_a_prompt_beyond_the_context_is_refused(server: Server) -> None:
+    answer = server.post("/v1/completions", {"prompt": [5] * 600, "max_tokens": 1})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_usage_and_metrics_count_the_same(server: Server) -> None:
+    names = ("radixserve_cached_tokens_total", "radixserve_scheduler_cached_tokens_total")
+    before = [server.metric(name) for name in names]
+    body = {"prompt": [9] * 50, "max_tokens": 2}
+    answers = [server.post("/v1/completions", body).json() for _ in range(3)]
+    cached = [a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in answers]
+    assert cached == [0, 48, 48]
+    assert server.metric(names[0]) == before[0] + 96
+    assert eventually(lambda: server.metric(names[1]) == before[1] + 96)
+
+
+def test_at_the_end_all_pages_are_free_or_reclaimable(server: Server) -> None:
+    total = server.metric("radixserve_kv_pages")
+
+    def all_back() -> bool:
+        free = server.metric("radixserve_kv_pages_free")
+        return free + server.metric("radixserve_kv_pages_evictable") == total
+
+    assert eventually(all_back)
