@@ -147,9 +147,9 @@ def _logprobs(
     tokens = torch.tensor([chosen[row] for row in asked], device=raw.device)
     of_chosen = raw.gather(1, tokens[:, None])[:, 0].tolist()
     wanted = [slots[row].sampling.top_logprobs for row in asked]
-    values, ids = (part.tolist() for part in raw.topk(max(wanted)))
+    values, ids = (part.tolist() for part in raw.topk(min(max(wanted), raw.shape[1])))
     found: list[TokenLogprobs | None] = [None] * len(slots)
     for i, row in enumerate(asked):
-        top = zip(ids[i][: wanted[i]], values[i][: wanted[i]], strict=True)
+        top = zip(ids[i][: wanted[i]], values[i], strict=False)
         found[row] = TokenLogprobs(of_chosen[i], tuple(top))
     return tuple(found)
