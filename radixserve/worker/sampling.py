@@ -81,7 +81,7 @@ def _draw(
     for row, s in enumerate(samplings):
         (cut if s.top_k or s.top_p < 1.0 or s.min_p > 0.0 else whole).append(row)
     if whole:
-        tokens[whole] = _invert(scaled[whole].exp(), u[whole])
+        tokens[whole] = invert(scaled[whole].exp(), u[whole])
     if cut:
         tokens[cut] = _draw_truncated(scaled[cut], [samplings[row] for row in cut], u[cut])
     return tokens
@@ -126,10 +126,10 @@ def _truncate(
 
 def _pick(ids: torch.Tensor, weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     """The ids [n] at which the distribution over ids [n, K] reaches u [n]."""
-    return ids.gather(1, _invert(weights, u)[:, None])[:, 0]
+    return ids.gather(1, invert(weights, u)[:, None])[:, 0]
 
 
-def _invert(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+def invert(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     """Inverse of the cumulative distribution of weights [n, K] at u [n]; never a zero weight."""
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     return torch.searchsorted(cumulative, (u * cumulative[:, -1])[:, None], right=True)[:, 0]
