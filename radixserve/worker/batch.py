@@ -25,7 +25,7 @@ class Batch(Struct, frozen=True):
     write_slots: torch.Tensor  # [T] int64, page * page_size + offset
     row_start: torch.Tensor  # [R + 1] int32
     kv_len: torch.Tensor  # [R] int32, the new tokens included
-    page_table: torch.Tensor  # [R, max_pages] int32, zero past a row's pages
+    page_table: torch.Tensor  # [R, max_pages] int32; past a row's pages any ids
     wanted: torch.Tensor  # [S] int64, indices into T whose logits are sampled
     host_row_start: np.ndarray  # [R + 1] int64
     host_kv_len: np.ndarray  # [R] int64
@@ -77,11 +77,9 @@ def _tokens(row: Row, slots: Slots) -> np.ndarray:
 
 
 def _page_table(rows: Sequence[Row], slots: Slots, num_pages: np.ndarray) -> np.ndarray:
-    """Page tables of the rows, [R, max_pages], zero past each row's pages."""
+    """Page tables of the rows, [R, most pages of a row]."""
     for row, pages in zip(rows, num_pages, strict=True):
         have = slots[row.slot].num_pages
         assert have >= pages, f"slot {row.slot} has {have} pages but its row needs {pages}"
-    columns = int(num_pages.max())
-    table = slots.page_table[[row.slot for row in rows], :columns]
-    table[np.arange(columns) >= num_pages[:, None]] = 0
+    table: np.ndarray = slots.page_table[[row.slot for row in rows], : num_pages.max()]
     return table

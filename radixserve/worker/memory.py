@@ -8,10 +8,7 @@ from pathlib import Path
 import torch
 from msgspec import Struct
 
-CGROUPS = (  # (limit, usage, reclaimable part of the usage in memory.stat): version 2, then 1
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-)
+from radixserve.worker import cgroup
 
 
 class PoolSize(Struct, frozen=True, kw_only=True):
@@ -75,35 +72,19 @@ def size_pool(
     )
 
 
-def free_memory(device: torch.device, root: Path = Path("/")) -> int:
+def free_memory(device: torch.device, root: Path = cgroup.ROOT) -> int:
     """Bytes that this process may still allocate on `device`.
 
-    On a CPU: what the kernel calls available, or less if a cgroup limit is nearer.
+    On a CPU: what the kernel calls available, or what a control group leaves if that is less.
+    Raises ValueError where the system does not say.
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    free = _available(root / "proc/meminfo")
-    for limit, usage, reclaimable in CGROUPS:
-        free = min(free, _cgroup_free(root / "sys/fs/cgroup", limit, usage, reclaimable, free))
-    return free
-
-
-def _available(meminfo: Path) -> int:
-    for line in meminfo.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise ValueError(f"{meminfo} has no MemAvailable; give --max-total-tokens")
-
-
-def _cgroup_free(cgroup: Path, limit: str, usage: str, reclaimable: str, default: int) -> int:
-    """Limit less usage; page cache that the kernel would give back does not count as used."""
-    try:
-        most = (cgroup / limit).read_text().strip()
-        used = int((cgroup / usage).read_text())
-        stat = (cgroup / limit).with_name("memory.stat").read_text()
-    except OSError:
-        return default
-    if most == "max":
-        return default
-    cache = dict(line.split() for line in stat.splitlines()).get(reclaimable, "0")
-    return max(0, int(most) - used + int(cache))
+    meminfo = root / "proc/meminfo"
+    lines = meminfo.read_text().splitlines() if meminfo.exists() else []
+    fields = dict(line.split(":", 1) for line in lines)
+    if "MemAvailable" not in fields:
+        raise ValueError(f"{meminfo} does not say how much memory is available")
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    left = cgroup.memory_left(root)
+    return available if left is None else min(available, left)

@@ -1,11 +1,13 @@
 """The worker's "auto" settings made concrete, in one place. Called by the runner when it starts."""
 
 import os
+from pathlib import Path
 
 import msgspec
 import torch
 
 from radixserve.config import WorkerConfig
+from radixserve.worker import cgroup
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -30,11 +32,13 @@ def resolve(config: WorkerConfig) -> WorkerConfig:
     )
 
 
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def usable_cores(root: Path = cgroup.ROOT) -> int:
+    """Cores that this process may keep busy: more threads than that make every step slower."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        cores = len(os.sched_getaffinity(0))
+    quota = cgroup.cpu_quota(root)
+    return cores if quota is None else max(1, min(cores, int(quota)))
 
 
 def most_step_tokens(config: WorkerConfig) -> int:

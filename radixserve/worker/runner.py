@@ -105,11 +105,13 @@ class Runner:
         self.startup[part] = time.perf_counter() - begin
 
     def _warm_up(self) -> None:
-        """Two throw-away steps on page 0, so that the first request does not pay for first uses."""
+        """Throw-away steps on page 0, so that the first request does not pay for first uses."""
         sampling = Sampling(seed=0, top_p=0.5, top_logprobs=1)
-        prefill = Row(slot=0, start=0, tokens=pack([0]), pages=pack([0]))
-        self.run(RunStep(step=-1, rows=(prefill,), admits=(Admit(slot=0, sampling=sampling),)))
-        self.run(RunStep(step=-1, rows=(), frees=(0,)))
+        prefill = Row(slot=0, start=0, tokens=pack([0, 0]), pages=pack([0, 0, 0]))
+        decode = Row(slot=0, start=2, tokens=b"")
+        self.run(RunStep(step=-2, rows=(prefill,), admits=(Admit(slot=0, sampling=sampling),)))
+        self.run(RunStep(step=-1, rows=(decode,)))
+        self.run(RunStep(step=0, rows=(), frees=(0,)))
 
 
 def make_cache(decoder: Decoder, config: WorkerConfig, free_bytes: int) -> tuple[KVCache, PoolSize]:

@@ -81,7 +81,7 @@ def _draw(
     for row, s in enumerate(samplings):
         (cut if s.top_k or s.top_p < 1.0 or s.min_p > 0.0 else whole).append(row)
     if whole:
-        tokens[whole] = _invert(scaled[whole].exp(), u[whole])
+        tokens[whole] = invert(scaled[whole].exp(), u[whole])
     if cut:
         tokens[cut] = _draw_truncated(scaled[cut], [samplings[row] for row in cut], u[cut])
     return tokens
@@ -126,10 +126,10 @@ def _truncate(
 
 def _pick(ids: torch.Tensor, weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     """The ids [n] at which the distribution over ids [n, K] reaches u [n]."""
-    return ids.gather(1, _invert(weights, u)[:, None])[:, 0]
+    return ids.gather(1, invert(weights, u)[:, None])[:, 0]
 
 
-def _invert(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+def invert(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     """Inverse of the cumulative distribution of weights [n, K] at u [n]; never a zero weight."""
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     return torch.searchsorted(cumulative, (u * cumulative[:, -1])[:, None], right=True)[:, 0]
@@ -147,9 +147,9 @@ def _logprobs(
     tokens = torch.tensor([chosen[row] for row in asked], device=raw.device)
     of_chosen = raw.gather(1, tokens[:, None])[:, 0].tolist()
     wanted = [slots[row].sampling.top_logprobs for row in asked]
-    values, ids = (part.tolist() for part in raw.topk(max(wanted)))
+    values, ids = (part.tolist() for part in raw.topk(min(max(wanted), raw.shape[1])))
     found: list[TokenLogprobs | None] = [None] * len(slots)
     for i, row in enumerate(asked):
-        top = zip(ids[i][: wanted[i]], values[i][: wanted[i]], strict=True)
+        top = zip(ids[i][: wanted[i]], values[i], strict=False)
         found[row] = TokenLogprobs(of_chosen[i], tuple(top))
     return tuple(found)

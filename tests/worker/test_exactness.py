@@ -2,7 +2,7 @@
 
 import pytest
 
-from radixserve.messages import Sampling, pack, unpack
+from radixserve.messages import RunStep, Sampling, pack, unpack
 from radixserve.worker.attention import BACKENDS
 from tests.worker.requests import GREEDY, Request, answer, free, step
 
@@ -16,16 +16,18 @@ backends = pytest.mark.parametrize("backend", BACKENDS)
 def test_hot_equals_cold_for_every_split(make_runner, backend):
     runner = make_runner(backend)
     cold = answer(runner, Request(0, PROMPT, PAGES), 4)
-    for computed in range(1, len(PROMPT)):
+    splits = range(1, len(PROMPT)) if backend == "torch" else (1, 7, 8, 9, 16, 18)
+    for computed in splits:
         hot = Request(1, PROMPT, PAGES, computed=computed)
         assert answer(runner, hot, 2) == cold[:2], f"{computed} tokens cached"
 
 
 @backends
-@pytest.mark.parametrize("chunk", [1, 7, 8, 9])
-def test_chunks_do_not_change_the_answer(make_runner, backend, chunk):
-    cold = answer(make_runner(backend), Request(0, PROMPT, PAGES), 3)
-    assert answer(make_runner(backend), Request(0, PROMPT, PAGES), 3, chunk=chunk) == cold
+def test_chunks_do_not_change_the_answer(make_runner, backend):
+    cold = answer(make_runner(backend), Request(0, PROMPT, PAGES), 2)
+    for chunk in (1, 7, 8, 9) if backend == "torch" else (7, 8):
+        got = answer(make_runner(backend), Request(0, PROMPT, PAGES), 2, chunk=chunk)
+        assert got == cold, f"chunks of {chunk}"
 
 
 @backends
@@ -95,8 +97,6 @@ def test_free_and_admit_of_one_slot_in_one_step(make_runner):
     runner = make_runner()
     old, new = Request(0, OTHER, [1, 2]), Request(0, PROMPT, PAGES)
     step(runner, old.prefill(), admits=[old.admit])
-    from radixserve.messages import RunStep
-
     done = runner.run(
         RunStep(step=9, rows=(new.prefill(),), admits=(new.admit,), frees=(old.slot,))
     )

@@ -1,4 +1,4 @@
-"""Pool sizing, and free memory read from a made-up machine."""
+"""Pool sizing, and free memory and cores read from made-up machines."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from radixserve.worker.memory import free_memory, size_pool
+from radixserve.worker.resolve import usable_cores
 
 GIB = 1 << 30
 
@@ -38,8 +39,12 @@ def test_less_than_a_page_is_refused_with_a_sentence(changes):
         size(**changes)
 
 
-def machine(root: Path, **files: str) -> Path:
-    files = {"proc/meminfo": f"MemTotal: 1 kB\nMemAvailable: {8 * GIB // 1024} kB\n"} | files
+def machine(root: Path, groups: str, **files: str) -> Path:
+    """A root folder with /proc and control groups; names of `files` are below /sys/fs/cgroup."""
+    files = {f"sys/fs/cgroup/{name}": text for name, text in files.items()} | {
+        "proc/meminfo": f"MemTotal: 1 kB\nMemAvailable: {8 * GIB // 1024} kB\n",
+        "proc/self/cgroup": groups,
+    }
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,37 +52,67 @@ def machine(root: Path, **files: str) -> Path:
     return root
 
 
-def cgroup(limit: int | str) -> dict[str, str]:
+def v2(folder: str, limit: int | str) -> dict[str, str]:
     return {
-        "sys/fs/cgroup/memory.max": f"{limit}\n",
-        "sys/fs/cgroup/memory.current": f"{3 * GIB}\n",
-        "sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {GIB}\n",
+        f"{folder}memory.max": f"{limit}\n",
+        f"{folder}memory.current": f"{3 * GIB}\n",
+        f"{folder}memory.stat": f"anon 5\ninactive_file {GIB}\n",
     }
 
 
-def cgroup_v1(limit: int) -> dict[str, str]:
-    folder = "sys/fs/cgroup/memory"
+def v1(folder: str, limit: int) -> dict[str, str]:
     return {
-        f"{folder}/memory.limit_in_bytes": f"{limit}\n",
-        f"{folder}/memory.usage_in_bytes": f"{3 * GIB}\n",
-        f"{folder}/memory.stat": f"total_inactive_file {GIB}\n",
+        f"{folder}memory.limit_in_bytes": f"{limit}\n",
+        f"{folder}memory.usage_in_bytes": f"{3 * GIB}\n",
+        f"{folder}memory.stat": f"total_inactive_file {GIB}\n",
     }
 
 
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("groups", "files", "expected"),
     [
-        ({}, 8 * GIB),
-        (cgroup("max"), 8 * GIB),
-        (cgroup(4 * GIB), 2 * GIB),
-        (cgroup(64 * GIB), 8 * GIB),
-        (cgroup(GIB), 0),
-        (cgroup_v1(4 * GIB), 2 * GIB),
+        ("", {}, 8 * GIB),
+        ("0::/\n", v2("", "max"), 8 * GIB),
+        ("0::/\n", v2("", 4 * GIB), 2 * GIB),
+        ("0::/\n", v2("", 64 * GIB), 8 * GIB),
+        ("0::/\n", v2("", GIB), 0),
+        ("0::/a/b\n", v2("a/", 4 * GIB) | v2("a/b/", "max"), 2 * GIB),
+        ("0::/a/b\n", v2("a/", 5 * GIB) | v2("a/b/", 4 * GIB), 2 * GIB),
+        ("0::/a\n", v2("b/", 4 * GIB), 8 * GIB),
+        ("4:memory:/job\n1:cpu:/job\n", v1("memory/job/", 4 * GIB), 2 * GIB),
+        ("4:memory:/not/visible/here\n", v1("memory/", 4 * GIB), 2 * GIB),
+        ("1:cpu:/job\n", v1("cpu/job/", 4 * GIB), 8 * GIB),
     ],
 )
-def test_free_memory_of_a_cpu(tmp_path, files, expected):
-    assert free_memory(torch.device("cpu"), machine(tmp_path, **files)) == expected
+def test_free_memory_of_a_cpu(tmp_path, groups, files, expected):
+    assert free_memory(torch.device("cpu"), machine(tmp_path, groups, **files)) == expected
+
+
+def test_a_system_that_does_not_say_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="memory is available"):
+        free_memory(torch.device("cpu"), tmp_path)
 
 
 def test_free_memory_of_this_machine():
     assert free_memory(torch.device("cpu")) > 0
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "cores"),
+    [
+        ("", {}, 8),
+        ("0::/a\n", {"a/cpu.max": "250000 100000\n"}, 2),
+        ("0::/a\n", {"a/cpu.max": "max 100000\n", "cpu.max": "400000 100000\n"}, 4),
+        ("0::/a\n", {"a/cpu.max": "50000 100000\n"}, 1),
+        ("0::/a\n", {"a/cpu.max": "9900000 100000\n"}, 8),
+        (
+            "3:cpu,cpuacct:/\n",
+            {"cpu,cpuacct/cpu.cfs_quota_us": "300000", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
+            3,
+        ),
+        ("3:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+    ],
+)
+def test_usable_cores(tmp_path, monkeypatch, groups, files, cores):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert usable_cores(machine(tmp_path, groups, **files)) == cores

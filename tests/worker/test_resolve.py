@@ -1,7 +1,5 @@
 """What "auto" becomes."""
 
-import os
-
 import pytest
 import torch
 
@@ -14,7 +12,7 @@ def test_on_a_cpu(monkeypatch):
     config = resolve.resolve(WorkerConfig())
     assert (config.device, config.dtype, config.attention_backend) == ("cpu", "float32", "torch")
     assert (config.max_slots, config.mem_fraction_static) == (64, 0.3)
-    assert config.num_threads == len(os.sched_getaffinity(0))
+    assert config.num_threads == resolve.usable_cores()
     assert resolve.most_step_tokens(config) == 512
 
 

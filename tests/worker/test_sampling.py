@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixserve.messages import Admit, Sampling, pack
-from radixserve.worker.sampling import CANDIDATES, sample, uniform
+from radixserve.worker.sampling import CANDIDATES, invert, sample, uniform
 from radixserve.worker.slots import Slot, Slots
 
 VOCAB = 600  # more than CANDIDATES, so that both ways to truncate are taken
@@ -94,6 +94,12 @@ def test_frequencies_follow_the_distribution():
     counts = np.bincount(draws(logits, sampling, n), minlength=VOCAB)
     p = truncated(logits, sampling).numpy()
     assert (np.abs(counts / n - p) < 5 * np.sqrt(p * (1 - p) / n) + 1e-12).all()
+
+
+def test_no_number_draws_a_weight_of_zero():
+    weights = torch.tensor([[0.0, 1.0, 0.0, 1.0, 0.0]]).repeat(4, 1)
+    u = torch.tensor([0.0, 0.49, 0.5, 1 - 2.0**-52], dtype=torch.float64)
+    assert invert(weights, u).tolist() == [1, 1, 3, 3]
 
 
 def test_uniform_numbers():

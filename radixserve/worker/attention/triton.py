@@ -15,9 +15,9 @@ class TritonPaged:
 
     def __init__(self, cache: KVCache, scale: float) -> None:
         if cache.pages[0].device.type == "cpu":
-            from radixserve_kernels import interpret
+            from radixserve_kernels.interpret import enable
 
-            interpret.enable()  # has to come before the kernels are imported
+            enable()  # has to come before the kernels are imported
         from radixserve_kernels.kv_write import kv_write
         from radixserve_kernels.paged_attention import paged_attention
 
