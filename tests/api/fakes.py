@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import msgspec
 import uvicorn
 from fastapi import FastAPI
 
@@ -35,7 +36,14 @@ READY = Ready(
     num_pages=100,
     fingerprint="0123456789abcdef",
 )
-NO_STATS = Stats(*[0] * 17, 0.0, 0.0)
+
+
+def stats(**fields: float) -> Stats:
+    """A `Stats` of zeros but for `fields`."""
+    return msgspec.convert(dict.fromkeys(Stats.__struct_fields__, 0) | fields, Stats)
+
+
+NO_STATS = stats()
 
 
 class FakeScheduler:

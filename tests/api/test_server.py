@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import httpx
 import pytest
 
 from radixserve.api.front import Front
@@ -9,7 +10,7 @@ from radixserve.api.metrics import COUNTERS, GAUGES, Metrics
 from radixserve.config import Config, WorkerConfig
 from radixserve.messages import Stats, Stop
 from radixserve.tokenizer.engine import Engine
-from tests.api.fakes import READY, Server
+from tests.api.fakes import NO_STATS, READY, Server, stats
 from tests.api.sending import CHAT, COMPLETIONS, answer, body, post
 
 pytestmark = pytest.mark.anyio
@@ -51,7 +52,7 @@ async def test_health_follows_the_heartbeat_and_the_engine(folder: Path) -> None
         server.engine._heartbeat -= 11
         silent = await client.get("/health")
         assert silent.status_code == 503 and "silent" in silent.json()["error"]["message"]
-        server.engine.deliver([Stats(*[0] * 17, 0.0, 0.0)])
+        server.engine.deliver([NO_STATS])
         assert (await client.get("/health")).status_code == 200
         server.engine.deliver([Stop("the worker died")])
         dead = await client.get("/health")
@@ -72,7 +73,7 @@ async def test_health_follows_the_heartbeat_and_the_engine(folder: Path) -> None
     ],
 )
 async def test_keys(folder: Path, header: str | None, status: int) -> None:
-    headers = {"authorization": header.encode()} if header else {}
+    headers = httpx.Headers({"authorization": header} if header else {}, "utf-8")
     async with Server(folder, api_key="secret").client() as client:
         for route in (CHAT, COMPLETIONS):
             response = await client.post(route, json=body(route), headers=headers)
@@ -90,7 +91,18 @@ async def test_metrics(folder: Path) -> None:
     async with server.client() as client:
         await answer(client, CHAT, n=2)
         await answer(client, COMPLETIONS, max_tokens=1)
-        server.engine.deliver([Stats(*range(3, 20), 1.5, 0.25)])
+        server.engine.deliver(
+            [
+                stats(
+                    running=3,
+                    pages_total=5,
+                    nodes=9,
+                    cached_tokens=12,
+                    step_seconds=1.5,
+                    waiting_on_step=0.25,
+                )
+            ]
+        )
         response = await client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     lines = response.text.splitlines()

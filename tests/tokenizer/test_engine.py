@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from radixserve.messages import (
@@ -20,6 +21,7 @@ from radixserve.messages import (
 )
 from radixserve.tokenizer.engine import Engine, EngineStopped, RequestRejected, Stream
 
+NO_STATS = msgspec.convert(dict.fromkeys(Stats.__struct_fields__, 0), Stats)
 READY = Ready(64, 64, 400, 16, 100, "f")
 
 
@@ -155,12 +157,12 @@ def test_trouble() -> None:
     engine.deliver([READY])
     assert engine.trouble() == ""
     now = 59.0
-    engine.deliver([Stats(*[0] * 17, 0.0, 0.0)])
+    engine.deliver([NO_STATS])
     now = 69.0
     assert engine.trouble() == ""
     now = 69.5
     assert "silent" in engine.trouble()
-    engine.deliver([Stats(*[0] * 17, 0.0, 500.0)])
+    engine.deliver([msgspec.structs.replace(NO_STATS, waiting_on_step=500.0)])
     assert "busy" in engine.trouble()
 
 
