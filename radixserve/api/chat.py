@@ -59,7 +59,7 @@ def _check(front: Front, fields: ChatFields) -> None:
     check_fields(fields)
     if fields.messages is None:
         raise ApiError(400, "messages is required", param="messages")
-    if fields.top_logprobs is not None and not fields.logprobs:
+    if fields.top_logprobs and not fields.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     if fields.continue_final_message and fields.add_generation_prompt:
         raise ApiError(

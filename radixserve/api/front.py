@@ -46,10 +46,12 @@ class Front:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def ready(self) -> Ready:
-        """The engine's limits. ApiError 503 if it cannot serve."""
-        trouble = self.engine.trouble()
-        if trouble or self.engine.ready is None:
-            raise ApiError(503, trouble, code="engine_unavailable")
+        """The engine's limits. ApiError 503 if it has not come up or is gone.
+
+        A late heartbeat alone refuses nothing: that is for `/health` to tell.
+        """
+        if self.engine.stopped or self.engine.ready is None:
+            raise ApiError(503, self.engine.trouble(), code="engine_unavailable")
         return self.engine.ready
 
     def check_model(self, name: str | None) -> None:

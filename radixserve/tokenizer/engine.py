@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from radixserve.messages import (
+    INT32_BYTES,
     Abort,
     Ready,
     Rejected,
@@ -63,7 +64,7 @@ class _Request:
         self.stream = stream
         self.index = index
         self.request_id = submit.request_id
-        self.prompt_tokens = len(submit.prompt) // 4
+        self.prompt_tokens = len(submit.prompt) // INT32_BYTES
         self.start = now
         self.last = 0.0  # when tokens came last; 0: none yet
 
@@ -177,7 +178,7 @@ class Engine:
         request = self._requests.get(message.request_id)
         if request is None:
             return  # aborted here while the tokens were under way
-        now, count = self._clock(), len(message.tokens) // 4
+        now, count = self._clock(), len(message.tokens) // INT32_BYTES
         if count:
             self._observer.generated(count)
             if request.last:

@@ -19,11 +19,13 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from radixserve.tokenizer.invalid import InvalidRequest
-from radixserve.tokenizer.vocabulary import Vocabulary
+from radixserve.tokenizer.vocabulary import NAMED_TOKENS, Vocabulary
 
 log = logging.getLogger(__name__)
 
-OWN_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt", "bos_token", "eos_token"))
+OWN_VARIABLES = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", *NAMED_TOKENS)
+)
 PREFILL_MARK = "\ue000radixserve-prefill\ue000"  # private-use characters: in no real template
 
 
@@ -75,7 +77,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = started.strftime
         self._template = environment.from_string(source)
-        self._tokens = {"bos_token": vocabulary.bos_token, "eos_token": vocabulary.eos_token}
+        self._tokens = vocabulary.named_tokens
         self.knows_developer = "developer" in source
         if "strftime_now" in source:
             log.warning("the chat template prints the date: it stays that of this start")
@@ -97,6 +99,7 @@ class ChatTemplate:
                 variables,
                 messages=messages,
                 tools=tools or None,
+                documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._tokens,
             )

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
+NAMED_TOKENS = tuple(f"{name}_token" for name in ["bos", "eos", "unk", "pad", "sep", "cls", "mask"])
 SPIECE_SPACE = "\u2581"  # how sentencepiece writes a space
 
 
@@ -47,10 +48,12 @@ class Vocabulary:
         self._tokenizer.no_padding()
         self._read_decoder(msgspec.json.decode(data, type=_TokenizerFile).decoder)
 
-        self.settings = _read_json(folder / "tokenizer_config.json")
+        self.settings = {
+            **_read_json(folder / "special_tokens_map.json"),
+            **_read_json(folder / "tokenizer_config.json"),
+        }
+        self.named_tokens = self._find_named_tokens()  # as templates know them: {"bos_token": ...}
         self._added = self._tokenizer.get_added_tokens_decoder()
-        self.bos_token = self._named_token("bos_token")
-        self.eos_token = self._named_token("eos_token")
         self.eos_ids = self._find_eos_ids(folder)
         special = (i for i, token in self._added.items() if token.special)
         self.special_ids = frozenset((*special, *self.eos_ids))
@@ -74,26 +77,33 @@ class Vocabulary:
             for step in steps
         )
 
-    def _named_token(self, name: str) -> str:
-        """The text of a token that tokenizer_config.json names, "" if it names none."""
-        value = self.settings.get(name)
-        if isinstance(value, dict):  # an AddedToken as old files spell it
-            value = value.get("content")
-        return value or ""
+    def _find_named_tokens(self) -> dict[str, str]:
+        found = {}
+        for name in NAMED_TOKENS:
+            value = self.settings.get(name)
+            if isinstance(value, dict):  # an AddedToken as old files spell it
+                value = value.get("content")
+            if value:
+                found[name] = value
+        return found
+
+    def _named_id(self, name: str) -> int | None:
+        text = self.named_tokens.get(name)
+        found: int | None = self._tokenizer.token_to_id(text) if text else None
+        return found
 
     def _find_eos_ids(self, folder: Path) -> tuple[int, ...]:
         ids: set[int] = set()
         for name in ("generation_config.json", "config.json"):
             value = _read_json(folder / name).get("eos_token_id")
             ids.update([value] if isinstance(value, int) else value or [])
-        named = self._tokenizer.token_to_id(self.eos_token) if self.eos_token else None
-        if named is not None:
+        if (named := self._named_id("eos_token")) is not None:
             ids.add(named)
         return tuple(sorted(ids))
 
     def _find_bos_ids(self) -> list[int]:
         """What the tokenizer itself puts before a text: [the BOS id] or []."""
-        bos = self._tokenizer.token_to_id(self.bos_token) if self.bos_token else None
+        bos = self._named_id("bos_token")
         around = self._tokenizer.encode("", add_special_tokens=True).ids
         return [bos] if bos is not None and around[:1] == [bos] else []
 

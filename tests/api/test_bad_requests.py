@@ -1,0 +1,295 @@
+"""What clients get wrong is answered with 4xx in OpenAI's shape, and harms nobody."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from radixserve.api import body as body_module
+from radixserve.api.chat import ChatFields
+from radixserve.api.completions import CompletionFields
+from tests.api.fakes import Server
+from tests.api.sending import CHAT, COMPLETIONS, answer, body, post
+
+pytestmark = pytest.mark.anyio
+both = pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
+
+
+def check(response: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["message"] and error["type"] == "invalid_request_error"
+    assert "Traceback" not in response.text and "Error(" not in response.text
+    if param is not None:
+        assert error["param"] == param, error
+    return error
+
+
+COMMON: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_completion_tokens": True}, "max_completion_tokens"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": -1}, "min_p"),
+    ({"n": 0}, "n"),
+    ({"n": 17}, "n"),
+    ({"n": 2, "best_of": 3}, "best_of"),
+    ({"stop": ["a"] * 17}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a", 7]}, "stop[1]"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"stop_token_ids": [410]}, "stop_token_ids"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"logit_bias": {"10000000": 5}}, "logit_bias"),
+    ({"logit_bias": {"AI": -100}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 1e6}}, "logit_bias"),
+    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
+    ({"seed": "x"}, "seed"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": 3}}, "stream_options.include_usage"),
+    ({"priority": 2**40}, "priority"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"suffix": "x"}, "suffix"),
+    ({"echo": True}, "echo"),
+    ({"prompt_logprobs": 0}, "prompt_logprobs"),
+    ({"guided_json": {}}, "guided_json"),
+    ({"use_beam_search": True}, "use_beam_search"),
+    ({"skip_special_tokens": False}, "skip_special_tokens"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), COMMON)
+@both
+async def test_fields_out_of_range(
+    folder: Path, route: str, fields: dict[str, Any], param: str
+) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        check(await post(client, route, **fields), 400, param)
+        check(await post(client, route, **fields | {"stream": fields.get("stream", True)}), 400)
+    assert not server.scheduler.submits
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": ["x"]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),
+        ({"logprobs": 3}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [{"type": "custom"}]}, "tools[0]"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0]"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"chat_template": "x"}, "chat_template"),
+        ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, None),
+    ],
+)
+async def test_chat_fields(folder: Path, fields: dict[str, Any], param: str | None) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        check(await post(client, CHAT, **fields), 400, param)
+    assert not server.scheduler.submits
+
+
+@pytest.mark.parametrize(
+    ("prompt", "named"),
+    [
+        (None, "prompt"),
+        ([], "prompt"),
+        ("", "empty"),
+        ([[]], "empty"),
+        ([-1], "-1"),
+        ([410], "410"),
+        ([2**62], str(2**62)),
+        ([2**80], str(2**80)),
+        ([[1], [10**9]], str(10**9)),
+        (["a", 1], "mixes"),
+        ([1.5], "prompt[0]"),
+        ([True], "prompt[0]"),
+        ({"a": 1}, "prompt"),
+        (["a"] * 257, "256"),
+    ],
+)
+async def test_bad_prompts(folder: Path, prompt: Any, named: str) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        error = check(await post(client, COMPLETIONS, prompt=prompt), 400)
+        assert named in error["message"]
+        assert not server.scheduler.submits
+        await answer(client, COMPLETIONS)
+
+
+@both
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_prompt_beyond_the_context(folder: Path, route: str, streamed: bool) -> None:
+    server = Server(folder)
+    long = "one two " * 200
+    fields: dict[str, Any] = {"prompt": long, "messages": [{"role": "user", "content": long}]}
+    async with server.client() as client:
+        error = check(await post(client, route, stream=streamed, **fields), 400)
+        assert error["code"] == "context_length_exceeded"
+        assert " 256 tokens" in error["message"]
+        fields = {k: v for k, v in fields.items() if k == "prompt"}
+        just_right = await answer(client, COMPLETIONS, prompt=[5] * 255)
+        assert just_right["usage"]["completion_tokens"] == 1
+        error = check(await post(client, COMPLETIONS, prompt=[5] * 256), 400)
+        assert "has 256 tokens" in error["message"]
+
+
+RAW: list[tuple[bytes, int]] = [
+    (b"", 400),
+    (b"null", 400),
+    (b"[]", 400),
+    (b"text", 400),
+    (b"{", 400),
+    (b"{}", 400),
+    (b'{"messages": "x", "prompt": {}}', 400),
+    (b'{"messages": [{"role": "user", "content": "\\ud83d"}], "prompt": "\\ud83d"}', 400),
+    (b'{"messages": [{"role": "user", "content": "\\ude00x"}], "prompt": "\\ude00x"}', 400),
+    (b'{"messages": [{"role": "user", "content": "\xed\xa0\xbd"}], "prompt": "\xff"}', 400),
+    (b'{"stop": "\\ud83d", "prompt": "x", "messages": [{"role": "user", "content": "x"}]}', 400),
+    (b'{"zzz": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", 400),
+    (b'{"tools": ' + b"[" * 3000 + b"]" * 3000 + b"}", 400),
+    (b'{"temperature": NaN, "prompt": "x"}', 400),
+    (b'{"temperature": 1e999, "prompt": "x", "messages": []}', 400),
+    (b'\x00{"prompt": "x"}', 400),
+]
+
+
+@both
+@pytest.mark.parametrize(("raw", "status"), RAW)
+async def test_raw_bodies(folder: Path, route: str, raw: bytes, status: int) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        check(await client.post(route, content=raw), status)
+        await answer(client, route)
+
+
+@both
+async def test_tools_nested_as_deep_as_the_parser_takes(folder: Path, route: str) -> None:
+    deep: Any = "x"
+    for _ in range(900):
+        deep = {"a": deep}
+    tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    async with Server(folder).client() as client:
+        response = await post(client, route, tools=[tool])
+        assert response.status_code in (200, 400)
+        await answer(client, route)
+
+
+async def test_escaped_nul_is_text(folder: Path) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        await answer(client, COMPLETIONS, prompt="a\x00b")
+    assert server.prompt == "a\x00b"
+
+
+@both
+async def test_content_types(folder: Path, route: str) -> None:
+    raw = json.dumps(body(route)).encode()
+    async with Server(folder).client() as client:
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+            check(await client.post(route, content=raw, headers={"content-type": kind}), 415)
+        for kind in ("application/json; charset=utf-8", "application/vnd.x+json"):
+            response = await client.post(route, content=raw, headers={"content-type": kind})
+            assert response.status_code == 200
+
+
+@both
+async def test_body_limit(folder: Path, route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "MAX_BODY_BYTES", 1000)
+
+    async def chunks() -> Any:
+        for _ in range(30):
+            yield b" " * 100
+
+    async with Server(folder).client() as client:
+        check(await client.post(route, content=b" " * 1001), 413)
+        check(await client.post(route, content=chunks()), 413)
+        await answer(client, route)
+
+
+async def test_unknown_routes_and_methods(folder: Path) -> None:
+    async with Server(folder).client() as client:
+        check(await client.get("/v1/nothing"), 404)
+        check(await client.get("/nothing"), 404)
+        check(await client.get(CHAT), 405)
+        check(await client.delete("/v1/models"), 405)
+        check(await client.post("/health"), 405)
+
+
+@both
+async def test_unknown_model(folder: Path, route: str) -> None:
+    async with Server(folder).client() as client:
+        error = check(await post(client, route, model="gpt-9"), 404, "model")
+        assert error["code"] == "model_not_found"
+
+
+@both
+async def test_unknown_keys_are_logged_once(
+    folder: Path, route: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "radixserve")
+    async with Server(folder).client() as client:
+        for _ in range(2):
+            await answer(client, route, thinking={"type": "adaptive"}, store=False)
+    assert caplog.text.count("'thinking'") == 1 and caplog.text.count("'store'") == 1
+
+
+@both
+async def test_neutral_values_of_unsupported_parameters(folder: Path, route: str) -> None:
+    neutral = {
+        name: values[-1] if values else None for name, values in body_module.UNSUPPORTED.items()
+    }
+    async with Server(folder).client() as client:
+        await answer(client, route, **neutral)
+
+
+@both
+async def test_every_field_may_be_null(folder: Path, route: str) -> None:
+    kind = ChatFields if route == CHAT else CompletionFields
+    names = {field.name for field in msgspec.structs.fields(kind)} - {"messages", "prompt"}
+    async with Server(folder).client() as client:
+        await answer(client, route, **dict.fromkeys(names))
+
+
+async def test_bugs_show_nothing_of_python(folder: Path) -> None:
+    server = Server(folder)
+    server.front.check_model = lambda name: 1 / 0  # type: ignore[assignment,method-assign,return-value]
+    async with server.client() as client:
+        response = await post(client, CHAT)
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == "internal error of the server"
+
+
+@both
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_full_queue_is_503_before_any_header(
+    folder: Path, route: str, streamed: bool
+) -> None:
+    server = Server(folder)
+    server.scheduler.reject = "queue_full"
+    async with server.client() as client:
+        response = await post(client, route, stream=streamed, n=2)
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "queue_full"
+        server.scheduler.reject = ""
+        await answer(client, route)

@@ -1,0 +1,128 @@
+"""Models, health, metrics, keys."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from radixserve.api.front import Front
+from radixserve.api.metrics import COUNTERS, GAUGES, Metrics
+from radixserve.config import Config, WorkerConfig
+from radixserve.messages import Stats, Stop
+from radixserve.tokenizer.engine import Engine
+from tests.api.fakes import NO_STATS, READY, Server, stats
+from tests.api.sending import CHAT, COMPLETIONS, answer, body, post
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_models(folder: Path) -> None:
+    async with Server(folder).client() as client:
+        (model,) = (await client.get("/v1/models")).json()["data"]
+        assert (model["id"], model["object"], model["max_model_len"]) == ("tiny", "model", 256)
+        assert (await client.get("/v1/models/tiny")).json() == model
+        missing = await client.get("/v1/models/org/other")
+        assert missing.status_code == 404
+        assert missing.json()["error"]["code"] == "model_not_found"
+
+
+async def test_the_model_is_named_after_its_folder(folder: Path) -> None:
+    config = Config(worker=WorkerConfig(model_path=str(folder)))
+    metrics = Metrics()
+    assert Front(config, Engine(lambda _: None, metrics), metrics).model == folder.name
+
+
+async def test_nothing_is_served_before_ready(folder: Path) -> None:
+    server = Server(folder)
+    server.engine.ready = None
+    async with server.client() as client:
+        for route in ("/health", "/v1/models"):
+            assert (await client.get(route)).status_code == 503
+        for route in (CHAT, COMPLETIONS):
+            assert (await post(client, route)).status_code == 503
+        assert "radixserve_healthy 0.0" in (await client.get("/metrics")).text
+        server.engine.deliver([READY])
+        assert (await client.get("/health")).json() == {"status": "ok"}
+        await answer(client, CHAT)
+
+
+async def test_health_follows_the_heartbeat_and_the_engine(folder: Path) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        server.engine._heartbeat -= 11
+        silent = await client.get("/health")
+        assert silent.status_code == 503 and "silent" in silent.json()["error"]["message"]
+        server.engine.deliver([NO_STATS])
+        assert (await client.get("/health")).status_code == 200
+        server.engine.deliver([Stop("the worker died")])
+        dead = await client.get("/health")
+        assert dead.status_code == 503
+        assert dead.json()["error"]["message"] == "the worker died"
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (None, 401),
+        ("Bearer wrong", 401),
+        ("Basic secret", 401),
+        ("Bearer", 401),
+        ("Bearer s\u00e9cret", 401),
+        ("Bearer secret", 200),
+        ("bearer secret", 200),
+    ],
+)
+async def test_keys(folder: Path, header: str | None, status: int) -> None:
+    headers = httpx.Headers({"authorization": header} if header else {}, "utf-8")
+    async with Server(folder, api_key="secret").client() as client:
+        for route in (CHAT, COMPLETIONS):
+            response = await client.post(route, json=body(route), headers=headers)
+            assert response.status_code == status
+            if status == 401:
+                assert response.json()["error"]["code"] == "invalid_api_key"
+                assert response.headers["www-authenticate"] == "Bearer"
+        assert (await client.get("/v1/models", headers=headers)).status_code == status
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/metrics")).status_code == 200
+
+
+async def test_metrics(folder: Path) -> None:
+    server = Server(folder, "Hello")
+    async with server.client() as client:
+        await answer(client, CHAT, n=2)
+        await answer(client, COMPLETIONS, max_tokens=1)
+        server.engine.deliver(
+            [
+                stats(
+                    running=3,
+                    pages_total=5,
+                    nodes=9,
+                    cached_tokens=12,
+                    step_seconds=1.5,
+                    waiting_on_step=0.25,
+                )
+            ]
+        )
+        response = await client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    lines = response.text.splitlines()
+    for line in (
+        'radixserve_requests_total{finish_reason="stop"} 2.0',
+        'radixserve_requests_total{finish_reason="length"} 1.0',
+        "radixserve_time_to_first_token_seconds_count 3.0",
+        "radixserve_e2e_request_latency_seconds_count 3.0",
+        f"radixserve_generated_tokens_total {2 * len(server.script) + 1}.0",
+        f"radixserve_inter_token_latency_seconds_count {2 * len(server.script) - 2}.0",
+        "radixserve_requests_running 3.0",
+        "radixserve_kv_pages 5.0",
+        "radixserve_tree_nodes 9.0",
+        "radixserve_scheduler_cached_tokens_total 12.0",
+        "radixserve_scheduler_step_seconds_total 1.5",
+        "radixserve_step_age_seconds 0.25",
+        "radixserve_page_size_tokens 16.0",
+    ):
+        assert line in lines, line
+
+
+def test_every_field_of_stats_is_a_metric() -> None:
+    assert GAUGES.keys() | COUNTERS.keys() == set(Stats.__struct_fields__)

@@ -1,0 +1,189 @@
+"""The scheduler's client: who gets which tokens, and exactly one abort where one is due."""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from radixserve.messages import (
+    Abort,
+    Ready,
+    Rejected,
+    Sampling,
+    Stats,
+    Stop,
+    Submit,
+    TokenLogprobs,
+    Tokens,
+    ToScheduler,
+    pack,
+)
+from radixserve.tokenizer.engine import Engine, EngineStopped, RequestRejected, Stream
+
+NO_STATS = msgspec.convert(dict.fromkeys(Stats.__struct_fields__, 0), Stats)
+READY = Ready(64, 64, 400, 16, 100, "f")
+
+
+class Record:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.first: list[tuple[float, int, int]] = []
+        self.more: list[tuple[float, int]] = []
+        self.ends: list[tuple[float, str]] = []
+        self.count = 0
+
+    def first_tokens(self, seconds: float, prompt: int, cached: int) -> None:
+        self.first.append((seconds, prompt, cached))
+
+    def more_tokens(self, seconds: float, count: int) -> None:
+        self.more.append((seconds, count))
+
+    def generated(self, count: int) -> None:
+        self.count += count
+
+    def finished(self, seconds: float, reason: str) -> None:
+        self.ends.append((seconds, reason))
+
+
+class Setting:
+    """An engine whose messages and clock the test holds."""
+
+    def __init__(self) -> None:
+        self.sent: list[ToScheduler] = []
+        self.now = 100.0
+        self.record = Record()
+        self.engine = Engine(self._send, self.record, clock=lambda: self.now)
+        self.engine.deliver([READY])
+
+    def _send(self, messages: Sequence[ToScheduler]) -> None:
+        assert messages, "an empty list was sent"
+        self.sent += messages
+
+    def submit(self, *ids: str) -> Stream:
+        return self.engine.submit([Submit(i, 0, pack([1, 2, 3]), Sampling(1), 9) for i in ids])
+
+    def tokens(self, request_id: str, *ids: int, finish: str = "", cached: int = 0) -> None:
+        self.engine.deliver([Tokens(request_id, pack(ids), cached, finish)])
+
+    @property
+    def aborts(self) -> list[str]:
+        return [m.request_id for m in self.sent if isinstance(m, Abort)]
+
+
+def read(stream: Stream) -> list[tuple[int, str]]:
+    """All that is left in a stream."""
+
+    async def collect() -> list[tuple[int, str]]:
+        async with asyncio.timeout(5):
+            return [(index, message.finish) async for index, message in stream]
+
+    return asyncio.run(collect())
+
+
+def test_a_group_ends_when_all_have() -> None:
+    s = Setting()
+    with s.submit("a", "b") as stream:
+        s.tokens("b", 5)
+        s.tokens("a", 6, finish="stop")
+        s.tokens("unknown", 7)
+        s.tokens("b", 8, finish="length")
+        assert read(stream) == [(1, ""), (0, "stop"), (1, "length")]
+    assert s.aborts == []
+    assert [reason for _, reason in s.record.ends] == ["stop", "length"]
+
+
+def test_leaving_aborts_what_has_not_ended_once() -> None:
+    s = Setting()
+    with s.submit("a", "b", "c") as stream:
+        s.tokens("b", 6, finish="stop")
+        stream.finish(2)
+        stream.finish(2)
+    stream.close()
+    assert sorted(s.aborts) == ["a", "c"]
+    s.tokens("a", 1)
+    assert read(stream) == []
+    assert [reason for _, reason in s.record.ends] == ["stop", "stop", "abort"]
+
+
+def test_an_end_that_was_not_read_needs_no_abort() -> None:
+    s = Setting()
+    with s.submit("a"):
+        s.tokens("a", 6, finish="stop")
+    assert s.aborts == []
+
+
+def test_what_comes_after_a_stop_string_is_not_shown() -> None:
+    s = Setting()
+    with s.submit("a", "b") as stream:
+        s.tokens("a", 1)
+        s.tokens("a", 2)
+        stream.finish(0)
+        s.tokens("b", 1, finish="stop")
+        assert read(stream) == [(1, "stop")]
+    assert s.aborts == ["a"]
+
+
+def test_a_rejection_ends_the_group() -> None:
+    s = Setting()
+    with pytest.raises(RequestRejected, match="full") as caught, s.submit("a", "b") as stream:
+        s.engine.deliver([Rejected("a", "queue_full", "the queue is full")])
+        read(stream)
+    assert caught.value.code == "queue_full"
+    assert s.aborts == ["b"]
+    assert [reason for _, reason in s.record.ends] == ["queue_full", "abort"]
+
+
+def test_stop_ends_all_and_needs_no_aborts() -> None:
+    s = Setting()
+    with s.submit("a") as stream:
+        s.tokens("a", 1)
+        s.engine.deliver([Stop("the worker died")])
+        with pytest.raises(EngineStopped, match="worker died"):
+            read(stream)
+    assert s.aborts == []
+    assert s.engine.trouble() == "the worker died"
+    with pytest.raises(EngineStopped):
+        s.submit("b")
+    s.engine.stop("another")
+    assert s.engine.trouble() == "the worker died"
+
+
+def test_trouble() -> None:
+    engine = Engine(lambda _: None, Record(), clock=lambda: now)
+    now = 50.0
+    assert "starting" in engine.trouble()
+    engine.deliver([READY])
+    assert engine.trouble() == ""
+    now = 59.0
+    engine.deliver([NO_STATS])
+    now = 69.0
+    assert engine.trouble() == ""
+    now = 69.5
+    assert "silent" in engine.trouble()
+    engine.deliver([msgspec.structs.replace(NO_STATS, waiting_on_step=500.0)])
+    assert "busy" in engine.trouble()
+
+
+def test_times_are_those_of_delivery() -> None:
+    s = Setting()
+    with s.submit("a"):
+        s.now = 101.0
+        s.tokens("a", 1, cached=2)
+        s.now = 101.5
+        s.tokens("a", 1, 1)
+        s.now = 102.0
+        s.tokens("a", 1, finish="length")
+    assert s.record.first == [(1.0, 3, 2)]
+    assert s.record.more == [(0.5, 2), (0.5, 1)]
+    assert s.record.ends == [(2.0, "length")]
+    assert s.record.count == 4
+
+
+def test_logprobs_travel_with_their_tokens() -> None:
+    s = Setting()
+    with s.submit("a") as stream:
+        message = Tokens("a", pack([1]), 0, "stop", (TokenLogprobs(-1.0),))
+        s.engine.deliver([message])
+        assert asyncio.run(anext(stream)) == (0, message)  # type: ignore[arg-type]
