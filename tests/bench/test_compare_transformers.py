@@ -1,4 +1,8 @@
-"""The comparison with transformers, with transformers standing in for the engine as well."""
+"""The comparison with transformers, with transformers standing in for the engine as well.
+
+transformers is imported inside the tests: it imports triton, and other rooms have to choose its
+interpreter before that.
+"""
 
 import json
 import sys
@@ -8,13 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 
 class StandIn:
     """`radixserve.llm.LLM` as the bench calls it."""
 
     def __init__(self, config: Any) -> None:
+        from transformers import AutoModelForCausalLM
+
         assert config.worker.dtype == "float32" and config.worker.num_threads == 1
         self._model: Any = AutoModelForCausalLM.from_pretrained(config.worker.model_path)
 
@@ -29,6 +34,8 @@ class StandIn:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=20000,
