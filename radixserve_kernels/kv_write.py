@@ -11,6 +11,7 @@ import triton.language as tl
 from radixserve_kernels.tiles import padded
 
 BLOCK_T = 16  # tokens per program
+OPTIONS = {"num_warps": 2, "enable_fp_fusion": False}
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -88,7 +89,7 @@ def kv_write(
         return
     grid = (triton.cdiv(num_tokens, BLOCK_T) * kv_heads,)
     kv_write_kernel[grid](
-        k, v, k_cache, v_cache, slots, num_tokens, **constants(k, v, k_cache), num_warps=4
+        k, v, k_cache, v_cache, slots, num_tokens, **constants(k, v, k_cache), **OPTIONS
     )
 
 

@@ -83,7 +83,7 @@ def paged_attention_kernel(  # noqa: PLR0913, PLR0915 (one kernel, one body)
     lane = tl.arange(0, BLOCK_M)
     token = first + lane // GROUP  # [M], counted from the row's first new token
     live = (token < num_new) & (lane < TILE_TOKENS * GROUP)
-    visible = tl.minimum(cached + token + 1, end)  # [M], tokens this lane attends to
+    visible = cached + token + 1  # [M], tokens this lane attends to
     d = tl.arange(0, BLOCK_D)
     in_head = d < HEAD_SIZE
     q_head = kv_head * GROUP + lane % GROUP

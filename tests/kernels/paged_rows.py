@@ -1,5 +1,7 @@
 """Rows of tokens in a poisoned K/V pool, to run an op on any of them, split and mixed at will."""
 
+import math
+import mmap
 from dataclasses import dataclass
 
 import torch
@@ -69,6 +71,31 @@ def paged_rows(lengths, heads, head_size, page_size, dtype, device, seed=0):
         queries.append(torch.randn(length, q_heads, head_size, generator=generator).to(dtype))
     k_cache, v_cache = (cache.to(device) for cache in caches)
     return PagedRows([q.to(device) for q in queries], k_cache, v_cache, table.to(device))
+
+
+def caches_with_far_page(page_shape, dtype, device):
+    """K and V caches of one page, with a page more than 2**31 elements further in their memory.
+
+    Returns the caches, the far pages and their page id. On a CPU the memory between is never
+    touched, so it is never there.
+    """
+    size = math.prod(page_shape)
+    page_id = 2**31 // size + 1
+    caches, far_pages = [], []
+    for _ in "kv":
+        length = (page_id + 1) * size
+        if device.type == "cuda":
+            memory = torch.zeros(length, dtype=dtype, device=device)
+            near, far = memory[:size], memory[-size:]
+        else:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            memory = mmap.mmap(-1, length * dtype.itemsize, flags=flags)
+            near = torch.frombuffer(memory, dtype=dtype, count=size)
+            start = (length - size) * dtype.itemsize
+            far = torch.frombuffer(memory, dtype=dtype, count=size, offset=start)
+        caches.append(near.view(1, *page_shape))
+        far_pages.append(far.view(page_shape))
+    return caches, far_pages, page_id
 
 
 def worst_error(outputs, expected):

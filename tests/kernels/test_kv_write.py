@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from paged_rows import caches_with_far_page
 
 from radixserve_kernels import reference
 from radixserve_kernels.kv_write import kv_write
@@ -61,6 +62,17 @@ def test_views_of_fused_projections_and_heads_first_pages(device):
 def test_nothing_to_do(device):
     k, v, k_cache, v_cache, slots = tensors(4, device)
     assert_same(k[:0], v[:0], k_cache, v_cache, slots[:0])
+
+
+def test_addresses_beyond_32_bits(device):
+    caches, far_pages, page_id = caches_with_far_page((16, 2, 64), torch.float16, device)
+    ones = torch.ones(2, 2, 64, dtype=torch.float16, device=device)
+    slots = torch.tensor([page_id * 16 + 3, page_id * 16 + 15], device=device)
+    kv_write(ones, 2 * ones, *caches, slots)
+    assert [cache.sum().item() for cache in caches] == [0, 0]
+    for page, value in zip(far_pages, (1, 2), strict=True):
+        assert torch.equal(page[[3, 15]], torch.full_like(page[:2], value))
+        assert page.sum().item() == 256 * value
 
 
 WRONG = {

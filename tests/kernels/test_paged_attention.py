@@ -4,10 +4,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from paged_rows import TOLERANCE, paged_rows, worst_error
+from paged_rows import TOLERANCE, caches_with_far_page, paged_rows, worst_error
 
 from radixserve_kernels import reference
-from radixserve_kernels.paged_attention import paged_attention
+from radixserve_kernels.paged_attention import (
+    OPTIONS,
+    constants,
+    paged_attention,
+    paged_attention_kernel,
+)
+from radixserve_kernels.tiles import tile_for
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 PRIME = 37
@@ -194,16 +200,30 @@ def test_nothing_to_do(device):
     assert paged_attention(**empty).shape == (0, 4, 64)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a pool of 4 GiB on a GPU")
+def test_a_program_writes_its_own_tile_only(device):
+    new, page_size = 25, 8
+    rows = paged_rows([new], (6, 2), 64, page_size, torch.float32, device)
+    q, tables = rows.queries[0], rows.tables([(0, new, new)])
+    tile = tile_for(4, 64, 3, new)
+    compiled = constants(q, rows.k_cache, tile, new)
+    out = torch.empty(q.shape, device=device)
+    first_tile_of_each_head = (2,)
+    paged_attention_kernel[first_tile_of_each_head](
+        q, rows.k_cache, rows.v_cache, *tables, out, 1, tables[0].stride(0), 1.0,
+        **compiled, num_warps=4, **OPTIONS,
+    )  # fmt: skip
+    own = tile.block_m // 3
+    assert own < new
+    assert not out[:own].isnan().any() and out[own:].isnan().all()
+
+
 def test_addresses_beyond_32_bits(device):
-    pages = 2**31 // (16 * 2 * 64) + 2
-    cache = torch.zeros(pages, 16, 2, 64, dtype=torch.bfloat16, device=device)
-    rows = paged_rows([16], (4, 2), 64, 16, torch.bfloat16, device)
-    expected = rows.attend(paged_attention, [(0, 16, 16)])[0]
-    cache[pages - 1] = rows.k_cache[rows.page_table[0, 0].long()]
-    v_page = rows.v_cache[rows.page_table[0, 0].long()]
-    rows.v_cache = cache.clone()
-    rows.v_cache[pages - 1] = v_page
-    rows.k_cache = cache
-    rows.page_table[0, 0] = pages - 1
-    assert torch.equal(rows.attend(paged_attention, [(0, 16, 16)])[0], expected)
+    rows = paged_rows([16], (4, 2), 64, 16, torch.float16, device)
+    expected = rows.attend(paged_attention, [(0, 9, 16)])[0]
+    caches, far_pages, page_id = caches_with_far_page((16, 2, 64), torch.float16, device)
+    own_page = rows.page_table[0, 0].item()
+    for far_page, cache in zip(far_pages, (rows.k_cache, rows.v_cache), strict=True):
+        far_page.copy_(cache[own_page])
+    rows.k_cache, rows.v_cache = caches
+    rows.page_table[0, 0] = page_id
+    assert torch.equal(rows.attend(paged_attention, [(0, 9, 16)])[0], expected)
