@@ -16,6 +16,7 @@ from radixserve.models.rotary import rotary_table, rotate, rotation
 from radixserve.models.spec import ModelSpec
 
 # (layer, q [T, heads, D], k [T, K/V heads, D], v [T, K/V heads, D]) -> [T, heads, D]
+# q, k and v are views: the last two dimensions are dense, tokens lie further apart
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 

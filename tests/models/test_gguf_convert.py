@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from radixserve.models import gguf_convert
 from radixserve.models.gguf_convert import convert, exact, main
-from radixserve.models.gguf_tokenizer import SPLITTERS
+from radixserve.models.gguf_tokenizer import SPLITTERS, tokenizer_of
 from radixserve.models.load import load
 from radixserve.models.rotary import llama3_factors
 from radixserve.models.spec import Rope, read_spec
@@ -94,6 +94,15 @@ def test_tokenizer_and_template_survive(llama, tmp_path):
     assert loaded(TEXT)["input_ids"] == ids
     assert loaded.chat_template == CHAT_TEMPLATE
     assert (loaded.bos_token, loaded.eos_token) == ("<|endoftext|>", "<|im_end|>")
+
+
+def test_only_control_tokens_are_special():
+    fields = {"model": "gpt2", "pre": "qwen2", "merges": []}
+    fields |= {"tokens": ["a", "<tool_call>", "<|end|>"], "token_type": [1, 4, 3]}
+    tokenizer = tokenizer_of({f"tokenizer.ggml.{name}": value for name, value in fields.items()})
+    ids = tokenizer.encode("a<tool_call>a<|end|>").ids
+    assert ids == [0, 1, 0, 2]
+    assert tokenizer.decode(ids) == "a<tool_call>a"
 
 
 @pytest.mark.parametrize("rule", SPLITTERS)

@@ -113,11 +113,11 @@ def test_yarn_counts_the_scaled_context():
 
 @pytest.mark.parametrize(
     ("eos", "in_generation", "expected"),
-    [(5, None, (5,)), (5, [6, 7], (6, 7)), (None, None, ()), ([8, 9], None, (8, 9))],
+    [(5, None, (5,)), (5, [6, 7], (6, 7)), (5, 0, (0,)), (None, None, ()), ([8, 9], None, (8, 9))],
 )
 def test_end_tokens(tmp_path, eos, in_generation, expected):
     (tmp_path / "config.json").write_text(json.dumps(BASE | {"eos_token_id": eos}))
-    if in_generation:
+    if in_generation is not None:
         text = json.dumps({"eos_token_id": in_generation})
         (tmp_path / "generation_config.json").write_text(text)
     assert read_spec(tmp_path).eos_ids == expected
