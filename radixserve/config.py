@@ -31,15 +31,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Policies. What the machine can hold comes from the worker."""
 
-    max_running_requests: Annotated[
-        int, Meta(description="requests in one step; 0: as many as the worker has slots", ge=0)
-    ] = 0
     max_queued_requests: Annotated[
         int, Meta(description="waiting requests beyond which new ones get 503", ge=1)
     ] = 1024
-    chunked_prefill_size: Annotated[
-        int, Meta(description="most tokens computed in one step; 0: the worker's own choice", ge=0)
-    ] = 0
     schedule_policy: Annotated[str, Meta(description="order of the waiting requests")] = "fcfs"
     radix_eviction_policy: Annotated[str, Meta(description="which cached leaf goes first")] = "lru"
     disable_radix_cache: Annotated[bool, Meta(description="never reuse a prefix")] = False
@@ -77,8 +71,16 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             lt=1,
         ),
     ] = 0.0
-    max_slots: Annotated[
-        int, Meta(description="slots for running requests; 0: 64 on a CPU, 256 on a GPU", ge=0)
+    max_running_requests: Annotated[
+        int, Meta(description="requests that run at once; 0: 64 on a CPU, 256 on a GPU", ge=0)
+    ] = 0
+    chunked_prefill_size: Annotated[
+        int,
+        Meta(
+            description="most tokens in one step, but a page and a token per running request"
+            " always fit; 0: 512 on a CPU, 4096 on a GPU",
+            ge=0,
+        ),
     ] = 0
     num_threads: Annotated[
         int, Meta(description="CPU threads of the worker; 0: the cores this process may use", ge=0)

@@ -46,9 +46,9 @@ class Scheduler:
         tree = RadixTree(worker.page_size, POLICIES[config.radix_eviction_policy])
         self.cache = PrefixCache(PagePool(worker.num_pages), tree)
         self.config = config
-        self.max_running = min(config.max_running_requests or worker.max_rows, worker.max_rows)
-        budget = min(config.chunked_prefill_size or worker.step_tokens, worker.step_tokens)
-        self.step_tokens = max(budget, self.max_running, worker.page_size)
+        self.max_running = worker.max_rows
+        self.step_tokens = worker.step_tokens
+        assert self.step_tokens >= max(self.max_running, worker.page_size), "a step is too small"
         self.max_total_tokens = min(worker.context_length, worker.num_pages * worker.page_size)
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []

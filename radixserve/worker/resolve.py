@@ -27,7 +27,8 @@ def resolve(config: WorkerConfig) -> WorkerConfig:
         dtype=_auto(config.dtype, "bfloat16" if gpu else "float32"),
         attention_backend=_auto(config.attention_backend, "triton" if gpu else "torch"),
         mem_fraction_static=config.mem_fraction_static or (0.85 if gpu else 0.3),
-        max_slots=config.max_slots or (256 if gpu else 64),
+        max_running_requests=config.max_running_requests or (256 if gpu else 64),
+        chunked_prefill_size=config.chunked_prefill_size or (4096 if gpu else 512),
         num_threads=config.num_threads or usable_cores(),
     )
 
@@ -41,9 +42,9 @@ def usable_cores(root: Path = cgroup.ROOT) -> int:
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
-def most_step_tokens(config: WorkerConfig) -> int:
-    """Most tokens in one step of a resolved config: keeps a step short enough for the others."""
-    return max(4096 if config.device == "cuda" else 512, config.max_slots)
+def step_tokens(config: WorkerConfig) -> int:
+    """Most tokens in one step of a resolved config: a page and a token for every slot fit."""
+    return max(config.chunked_prefill_size, config.max_running_requests, config.page_size)
 
 
 def _auto(value: str, choice: str) -> str:

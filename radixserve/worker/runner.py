@@ -18,7 +18,7 @@ from radixserve.worker.attention import BACKENDS
 from radixserve.worker.batch import build_batch
 from radixserve.worker.kv_cache import KVCache, page_bytes
 from radixserve.worker.memory import PoolSize, free_memory, size_pool
-from radixserve.worker.resolve import DTYPES, most_step_tokens, resolve
+from radixserve.worker.resolve import DTYPES, resolve, step_tokens
 from radixserve.worker.sampling import sample
 from radixserve.worker.slots import Slots
 
@@ -49,7 +49,7 @@ class Runner:
         spec, context_length = self._decoder.spec, self._decoder.context_length
         with self._timed("allocate pool"):
             self._cache, pool = make_cache(self._decoder, config, free_bytes)
-            self._slots = Slots(config.max_slots, -(-context_length // config.page_size))
+            self._slots = Slots(config.max_running_requests, -(-context_length // config.page_size))
             backend = BACKENDS[config.attention_backend]
             self._attention = backend(self._cache, spec.head_dim**-0.5)
         with self._timed("warm-up"):
@@ -57,8 +57,8 @@ class Runner:
         self.ready = WorkerReady(
             num_pages=pool.num_pages,
             page_size=config.page_size,
-            max_rows=config.max_slots,
-            step_tokens=most_step_tokens(config),
+            max_rows=config.max_running_requests,
+            step_tokens=step_tokens(config),
             context_length=context_length,
             vocab_size=spec.vocab_size,
             fingerprint=fingerprint(folder),
@@ -66,7 +66,7 @@ class Runner:
         )
         self.detail = (
             f"{spec.architecture}, {config.dtype} on {config.device} ({config.num_threads} threads,"
-            f" {config.attention_backend} attention); {pool}; {config.max_slots} slots;"
+            f" {config.attention_backend} attention); {pool}; {config.max_running_requests} slots;"
             f" context of {context_length} tokens"
         )
 

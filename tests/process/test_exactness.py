@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from radixserve.config import Config, SchedulerConfig, WorkerConfig
+from radixserve.config import Config, WorkerConfig
 from radixserve.llm import LLM, Answer
 from radixserve.messages import Sampling
 
@@ -14,9 +14,9 @@ PROMPT = [(37 * i + i * i) % 500 + 3 for i in range(3 * PAGE + 5)]
 ANSWER = 24
 
 
-def engine(folder: Path, tokens: int = 4096, **scheduler: int) -> LLM:
-    worker = WorkerConfig(model_path=str(folder), max_total_tokens=tokens, num_threads=1)
-    return LLM(Config(worker=worker, scheduler=SchedulerConfig(**scheduler)))
+def engine(folder: Path, tokens: int = 4096, **more: int) -> LLM:
+    worker = WorkerConfig(model_path=str(folder), max_total_tokens=tokens, num_threads=1, **more)
+    return LLM(Config(worker=worker))
 
 
 @pytest.fixture(scope="module")

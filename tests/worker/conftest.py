@@ -27,7 +27,7 @@ def make_runner(checkpoint: Path) -> Callable[..., Runner]:
             attention_backend=backend,
             page_size=PAGE_SIZE,
             max_total_tokens=64 * PAGE_SIZE,
-            max_slots=8,
+            max_running_requests=8,
             num_threads=1,
         )
         runner = Runner(config, checkpoint)
