@@ -130,13 +130,14 @@ class Supervisor:
                 outbox.close(linger=0)
 
     def _end(self, name: str, child: subprocess.Popen[bytes], deadline: float) -> None:
-        for end in (lambda: None, child.terminate, child.kill):
-            end()
+        for end in (child.terminate, child.kill, None):
             try:
                 child.wait(max(deadline - time.monotonic(), 0.5))
                 return
             except subprocess.TimeoutExpired:
                 log.warning("the %s does not stop", name)
+            if end is not None:
+                end()
 
 
 def sweep(folder: Path) -> None:
