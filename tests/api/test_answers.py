@@ -178,6 +178,9 @@ async def test_n_choices(folder: Path, route: str) -> None:
     prompts = {s.prompt for s in server.scheduler.submits}
     assert len(prompts) == 1
     assert [s.sampling.seed for s in server.scheduler.submits] == [7, 8, 9] * 2
+    async with server.client() as client:
+        await answer(client, route, n=2, seed=-1)
+    assert [s.sampling.seed for s in server.scheduler.submits][-2:] == [2**63 - 1, 0]
     assert got["usage"]["prompt_tokens"] == len(prompts.pop()) // 4
     assert got["usage"]["completion_tokens"] == 12
 

@@ -1,6 +1,5 @@
 """One answer from messages: which tokens count, whatever their grouping."""
 
-
 import pytest
 
 from radixserve.messages import TokenLogprobs, Tokens, pack
