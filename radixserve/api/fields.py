@@ -6,6 +6,7 @@ Ranges are checked by the types; what needs the model's limits is checked here.
 import secrets
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta, Struct
 
 from radixserve.api.errors import ApiError
@@ -120,6 +121,11 @@ def make_sampling(
         min_tokens=min(fields.min_tokens or 0, ready.max_total_tokens),
         stop_ids=_stop_ids(fields, ready, eos_ids),
     )
+
+
+def nth_sampling(sampling: Sampling, choice: int) -> Sampling:
+    """The sampling of one of n choices: they differ by their seeds."""
+    return msgspec.structs.replace(sampling, seed=(sampling.seed + choice) % (1 << SEED_BITS))
 
 
 def _logit_bias(fields: GenerationFields, ready: Ready) -> tuple[tuple[int, float], ...]:

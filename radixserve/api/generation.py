@@ -8,14 +8,13 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-import msgspec
 from msgspec import Struct
 
 from radixserve.api.errors import EXPECTED, as_api_error
-from radixserve.api.fields import GenerationFields, answer_limit
+from radixserve.api.fields import GenerationFields, answer_limit, nth_sampling
 from radixserve.api.front import Front, new_id
 from radixserve.messages import Namespace, Ready, Sampling, Submit, TokenLogprobs, pack
-from radixserve.tokenizer.answer import AnswerDecoder, Piece, pieces_of
+from radixserve.tokenizer.answer import AnswerDecoder, Piece
 
 
 class PromptTokensDetails(Struct):
@@ -83,8 +82,7 @@ class Generation:
                 request_id=f"{self.id}-{index}",
                 origin=self._engine.origin,
                 prompt=pack(prompt),
-                # Choices of one prompt differ by their seeds.
-                sampling=msgspec.structs.replace(sampling, seed=sampling.seed + index % self._n),
+                sampling=nth_sampling(sampling, index % self._n),
                 max_tokens=answer_limit(fields, len(prompt), ready),
                 namespace=Namespace(salt=fields.cache_salt or ""),
                 priority=fields.priority or 0,
@@ -96,7 +94,10 @@ class Generation:
         """(choice, its next piece) as they come. Raises ApiError."""
         try:
             with self._engine.submit(self._submits) as stream:
-                async for index, piece in pieces_of(stream, self._decoders):
+                async for index, message in stream:
+                    piece = self._decoders[index].push(message)
+                    if piece.finish and not message.finish:
+                        stream.finish(index)  # a stop string came
                     self._completion_tokens += len(piece.tokens)
                     if index % self._n == 0:
                         self._cached[index // self._n] = piece.cached_tokens

@@ -4,13 +4,12 @@ Joins incremental decoding and stop strings; the HTTP surfaces use it for stream
 answers alike, so both give the same text.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 
 from radixserve.messages import TokenLogprobs, Tokens, unpack
 from radixserve.tokenizer.decode import TextDecoder
-from radixserve.tokenizer.engine import Stream
 from radixserve.tokenizer.stops import StopMatcher
 from radixserve.tokenizer.vocabulary import Vocabulary
 
@@ -68,14 +67,3 @@ class AnswerDecoder:
     def _piece(self, message: Tokens, tokens: list[int], text: str, finish: str) -> Piece:
         logprobs = message.logprobs[: len(tokens)]
         return Piece(text, tokens, logprobs, message.cached_tokens, finish)
-
-
-async def pieces_of(
-    stream: Stream, decoders: Sequence[AnswerDecoder]
-) -> AsyncIterator[tuple[int, Piece]]:
-    """(index of the answer, its next piece) as they come, until all of the stream's have ended."""
-    async for index, message in stream:
-        piece = decoders[index].push(message)
-        if piece.finish and not message.finish:
-            stream.finish(index)
-        yield index, piece

@@ -61,7 +61,7 @@ class FakeScheduler:
         self.reject = ""  # a rejection code for the next requests
         self.pause = 0.0
         self.per_message = 1
-        self.cached_tokens = 0
+        self.cached: Callable[[Submit], int] = lambda _: 0
         self.logprob = -0.5
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -103,7 +103,7 @@ class FakeScheduler:
         want = submit.sampling.top_logprobs
         top = tuple((i + 10, float("-inf") if i else -0.1) for i in range(want))
         logprobs = (TokenLogprobs(self.logprob, top),) * len(tokens) if want >= 0 else ()
-        return Tokens(submit.request_id, pack(tokens), self.cached_tokens, finish, logprobs)
+        return Tokens(submit.request_id, pack(tokens), self.cached(submit), finish, logprobs)
 
 
 class Server:

@@ -128,7 +128,7 @@ async def test_usage_only_on_demand(folder: Path, route: str, options: Any) -> N
 @both
 async def test_usage_is_the_same_in_streams_and_metrics(folder: Path, route: str) -> None:
     server = Server(folder, "Hello")
-    server.scheduler.cached_tokens = 3
+    server.scheduler.cached = lambda _: 3
     async with server.client() as client:
         whole = (await answer(client, route))["usage"]
         before = (await client.get("/metrics")).text
@@ -178,8 +178,23 @@ async def test_n_choices(folder: Path, route: str) -> None:
     prompts = {s.prompt for s in server.scheduler.submits}
     assert len(prompts) == 1
     assert [s.sampling.seed for s in server.scheduler.submits] == [7, 8, 9] * 2
+    async with server.client() as client:
+        await answer(client, route, n=2, seed=-1)
+    assert [s.sampling.seed for s in server.scheduler.submits][-2:] == [2**63 - 1, 0]
     assert got["usage"]["prompt_tokens"] == len(prompts.pop()) // 4
     assert got["usage"]["completion_tokens"] == 12
+
+
+async def test_cached_tokens_are_of_each_prompts_first_choice(folder: Path) -> None:
+    server = Server(folder, "Hello")
+    server.scheduler.cached = lambda s: 10 ** int(s.request_id[-1])
+    async with server.client() as client:
+        got = await answer(client, COMPLETIONS, prompt=["a", "b"], n=2)
+        chunks = await stream(
+            client, COMPLETIONS, prompt=["a", "b"], n=2, stream_options={"include_usage": True}
+        )
+    assert got["usage"]["prompt_tokens_details"] == {"cached_tokens": 1 + 100}
+    assert chunks[-2]["usage"] == got["usage"]
 
 
 @both
