@@ -33,7 +33,7 @@ def _forms(extend_m: int, block_n: int, extend_warps: int) -> Forms:
 # bytes of an element -> head size, padded -> forms
 TILES = {
     2: {64: _forms(64, 64, 4), 128: _forms(64, 32, 4), 256: _forms(64, 32, 8)},
-    4: {64: _forms(32, 32, 4), 128: _forms(32, 32, 4), 256: _forms(16, 16, 4)},
+    4: {64: _forms(32, 32, 4), 128: _forms(32, 16, 4), 256: _forms(16, 16, 4)},
 }
 MAX_GROUP = 16
 MAX_HEAD_SIZE = 256
