@@ -15,7 +15,7 @@ OPTIONS = {"num_warps": 2, "enable_fp_fusion": False}
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def kv_write_kernel(  # noqa: PLR0913 (one kernel, one body)
+def kv_write_kernel(
     K,  # [T, KV_HEADS, HEAD_SIZE]
     V,  # [T, KV_HEADS, HEAD_SIZE]
     K_CACHE,  # [pages, PAGE_SIZE, KV_HEADS, HEAD_SIZE]

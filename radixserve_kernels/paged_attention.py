@@ -38,7 +38,7 @@ def _row_of_tile(ROW_START, tile, num_rows, TILE_TOKENS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["num_rows", "table_stride"])
-def paged_attention_kernel(  # noqa: PLR0913, PLR0915 (one kernel, one body)
+def paged_attention_kernel(
     Q,  # [T, KV_HEADS * GROUP, HEAD_SIZE]
     K,  # [pages, PAGE_SIZE, KV_HEADS, HEAD_SIZE]
     V,  # as K, same strides

@@ -3,24 +3,19 @@
 import pytest
 import torch
 
-from radixserve_kernels import interpret
-
-if not torch.cuda.is_available():
-    interpret.enable()
-
 
 @pytest.fixture
 def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def interpreter_repair():
     """bf16 and row-independent matrix products in the interpreter, which has neither."""
     if torch.cuda.is_available():
         yield
         return
-    from interpreter_repair import repaired
+    from tests.kernels.interpreter_repair import repaired
 
     with repaired():
         yield

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from paged_rows import caches_with_far_page
 
 from radixserve_kernels import reference
 from radixserve_kernels.kv_write import kv_write
+from tests.kernels.paged_rows import caches_with_far_page
 
 
 def tensors(num_tokens, device, *, dtype=torch.float32, kv_heads=3, head_size=64, page_size=8):

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from paged_rows import TOLERANCE, caches_with_far_page, paged_rows, worst_error
 
 from radixserve_kernels import reference
 from radixserve_kernels.paged_attention import (
@@ -14,6 +13,7 @@ from radixserve_kernels.paged_attention import (
     paged_attention_kernel,
 )
 from radixserve_kernels.tiles import tile_for
+from tests.kernels.paged_rows import TOLERANCE, caches_with_far_page, paged_rows, worst_error
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 PRIME = 37
