@@ -125,6 +125,15 @@ def cache_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "radixserve"
 
 
+def worker_environment() -> dict[str, str]:
+    """The environment of a worker process: its threads sleep while they wait for each other.
+
+    OpenMP's default is to spin. With as many threads as cores, and three processes on them, a step
+    of a small model then waits for the system's next time slice: ten times as long.
+    """
+    return {"OMP_WAIT_POLICY": "passive"} | os.environ
+
+
 def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from radixserve import __version__
 from radixserve.cache import POLICIES
 from radixserve.channel import Inbox, Outbox
-from radixserve.config import Config, cache_home, parse
+from radixserve.config import Config, cache_home, parse, worker_environment
 from radixserve.messages import Failed, Started, Stop, ToLaunch
 from radixserve.models.hub import resolve, served_name
 from radixserve.scheduler.order import ORDERS
@@ -59,7 +59,8 @@ class Supervisor:
         try:
             for name, (_, module) in CHILDREN.items():
                 command = [sys.executable, "-m", module, self.config.encode()]
-                self._children[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+                env = worker_environment() if name == "worker" else None
+                self._children[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env)
             reason = self._wait() or self._watch()
         finally:
             self._stop(reason)

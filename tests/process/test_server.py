@@ -1,11 +1,12 @@
 """Three real processes under real clients: hits, streams, clients that leave, a full pool."""
 
 import concurrent.futures
+from pathlib import Path
 
 import openai
 import pytest
 
-from tests.process.conftest import Server, eventually
+from tests.process.conftest import Server, eventually, start
 
 pytestmark = pytest.mark.process
 
@@ -122,3 +123,22 @@ def test_at_the_end_all_pages_are_free_or_reclaimable(server: Server) -> None:
         return free + server.metric("radixserve_kv_pages_evictable") == total
 
     assert eventually(all_back)
+
+
+def test_the_triton_backend_answers_the_same_end_to_end(checkpoint: Path, server: Server) -> None:
+    """Three processes with the kernels in the interpreter: hot = cold = the torch backend."""
+    prompt = [(11 * i) % 300 + 7 for i in range(37)]
+    body: dict[str, object] = {"prompt": prompt, "max_tokens": 12, "temperature": 0, "logprobs": 0}
+    other = start(checkpoint, "--attention-backend", "triton", "--max-total-tokens", "1024")
+    try:
+        cold, hot = (other.post("/v1/completions", body).json() for _ in range(2))
+    finally:
+        other.stop()
+    torch = server.post("/v1/completions", body).json()
+    assert any("triton attention" in line for line in other.log)
+    cached = [a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in (cold, hot)]
+    assert cached == [0, 32]
+    for answer in (hot, torch):
+        assert answer["choices"][0]["text"] == cold["choices"][0]["text"]
+        ours, theirs = (a["choices"][0]["logprobs"]["token_logprobs"] for a in (answer, cold))
+        assert ours == pytest.approx(theirs, abs=1e-3)
