@@ -1,7 +1,8 @@
 """The K/V tensors: pages of every layer. Not the pool's bookkeeping, which the scheduler owns.
 
-K and V of a token lie side by side, so that a page is one piece of memory and gathering pages
-moves both at once. Attention backends read and write it; the runner makes it.
+A page is one piece of memory, and in it the tokens of one head are one piece too, so that a row's
+pages can be gathered into a plain [heads, tokens, head size] with large copies. Attention backends
+read and write it; the runner makes it.
 """
 
 import torch
@@ -15,7 +16,7 @@ def page_bytes(
 
 
 class KVCache:
-    """Pages of all layers; `pages[layer]` is [num_pages, page_size, 2, Hkv, D], K at 0, V at 1.
+    """Pages of all layers; `pages[layer]` is [num_pages, 2, Hkv, page_size, D], K at 0, V at 1.
 
     Uninitialised: a page holds garbage (possibly NaN) until it is written, and whoever reads it
     must not let positions past a row's end take part, not even with weight zero. On a CPU memory
@@ -33,19 +34,14 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.num_pages = num_pages
         self.page_size = page_size
-        shape = (num_pages, page_size, 2, num_kv_heads, head_dim)
+        shape = (num_pages, 2, num_kv_heads, page_size, head_dim)
         self.pages = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
 
     def key(self, layer: int) -> torch.Tensor:
-        """K of a layer, a view [num_pages, page_size, Hkv, D] with strides between tokens."""
-        return self.pages[layer][:, :, 0]
+        """K of a layer, a view [num_pages, page_size, Hkv, D] with the heads' stride above D."""
+        return self.pages[layer][:, 0].transpose(1, 2)
 
     def value(self, layer: int) -> torch.Tensor:
         """V of a layer, as `key`."""
-        return self.pages[layer][:, :, 1]
-
-    def tokens(self, layer: int) -> torch.Tensor:
-        """All K/V slots of a layer in order, a view [num_pages * page_size, 2, Hkv, D]."""
-        return self.pages[layer].flatten(0, 1)
+        return self.pages[layer][:, 1].transpose(1, 2)

@@ -65,9 +65,9 @@ class Case:
     def _fill(self, pages: list[int], start: int, generator: torch.Generator) -> None:
         """K/V of the first `start` tokens, as earlier steps would have left it."""
         for page in self.cache.pages:
-            kv = torch.randn(start, 2, self.kv_heads, HEAD_DIM, generator=generator)
-            for i, piece in enumerate(kv.split(self.cache.page_size)):
-                page[pages[i], : len(piece)] = piece
+            kv = torch.randn(2, self.kv_heads, start, HEAD_DIM, generator=generator)
+            for i, piece in enumerate(kv.split(self.cache.page_size, 2)):
+                page[pages[i], :, :, : piece.shape[2]] = piece
 
     def expected(self, layer: int) -> torch.Tensor:
         keys, values = self.cache.key(layer).clone(), self.cache.value(layer).clone()
@@ -140,6 +140,11 @@ def test_small_groups_when_little_fits(monkeypatch):
     page_bytes = case.cache.pages[0][0].nbytes
     monkeypatch.setattr("radixserve.worker.attention.torch_paged.GROUP_BYTES", 9 * page_bytes)
     case.check("torch")
+
+
+def test_blocks_of_a_long_row(monkeypatch):
+    monkeypatch.setattr("radixserve.worker.attention.torch_paged.BLOCK_TOKENS", 7)
+    Case([(9, 20), (0, 20), (16, 8), (3, 14)]).check("torch")
 
 
 @given(

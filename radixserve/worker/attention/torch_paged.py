@@ -7,6 +7,7 @@ per step; per layer a group costs one gather of its pages and one `scaled_dot_pr
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +18,8 @@ from radixserve.worker.attention.backend import Attend
 from radixserve.worker.batch import Batch
 from radixserve.worker.kv_cache import KVCache
 
-GROUP_BYTES = 8 << 20  # most K/V gathered at once for several rows: stays in the L3 cache
+GROUP_BYTES = 2 << 20  # most K/V gathered at once for several rows, per thread: stays in its cache
+BLOCK_TOKENS = 256  # new tokens of a row computed at once behind a cached prefix
 SIMILAR = 0.75  # a group's rows have at least this share of the pages of its longest row
 
 
@@ -31,28 +33,36 @@ class TorchPaged:
 
     def plan(self, batch: Batch) -> Attend:
         new = np.diff(batch.host_row_start)
-        decode = np.flatnonzero(new == 1)
-        num_pages = -(-batch.host_kv_len[decode] // self._cache.page_size)
-        page = self._cache.pages[0][0]
         parts: list[Part] = [
-            DecodeGroup(decode[group], batch, self._scratch, self._scale)
-            for group in group_similar(num_pages.tolist(), GROUP_BYTES // page.nbytes)
-        ]
-        parts += [
             ExtendRow(row, batch, self._scratch, self._scale)
             for row in np.flatnonzero(new > 1).tolist()
         ]
+        if (new == 1).any():
+            parts.append(DecodeRows(np.flatnonzero(new == 1), batch, self._scratch, self._scale))
+        write_to = self._vectors(batch.write_slots)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            tokens = self._cache.tokens(layer)
-            tokens[:, 0].index_copy_(0, batch.write_slots, k)
-            tokens[:, 1].index_copy_(0, batch.write_slots, v)
+            pages = self._cache.pages[layer]
+            head_dim = pages.shape[-1]
+            pages.view(-1, head_dim).index_copy_(
+                0, write_to, torch.cat((k, v), 1).view(-1, head_dim)
+            )
             out = torch.empty_like(q)
             for part in parts:
-                part.attend(self._cache.pages[layer], q, out)
+                part.attend(pages, q, out)
             return out
 
         return attend
+
+    def _vectors(self, slots: torch.Tensor) -> torch.Tensor:
+        """Where K and V of tokens at `slots` [T] stand in a layer seen as vectors of one head.
+
+        [T * 2 * Hkv], in the order of a tensor [T, 2, Hkv].
+        """
+        _, _, num_kv_heads, page_size, _ = self._cache.pages[0].shape
+        kv_head = torch.arange(2 * num_kv_heads, device=slots.device)
+        page, offset = slots[:, None] // page_size, slots[:, None] % page_size
+        return ((page * 2 * num_kv_heads + kv_head) * page_size + offset).flatten()
 
 
 class Part(Protocol):
@@ -62,119 +72,137 @@ class Part(Protocol):
         """Fill the rows' part of `out` [T, Hq, D] from q [T, Hq, D] and the layer's pages."""
 
 
-class DecodeGroup:
-    """Rows with one new token and similar lengths, padded to the longest."""
+class DecodeRows:
+    """The rows with one new token, in groups of similar length padded to the longest."""
 
     def __init__(self, rows: np.ndarray, batch: Batch, scratch: "Scratch", scale: float) -> None:
-        lengths = batch.host_kv_len[rows]
-        past = np.arange(lengths.max()) >= lengths[:, None]  # [rows, longest]
-        self._kv = KVReader(batch.host_page_table[rows], lengths, scratch)
-        self._tokens = torch.from_numpy(batch.host_row_start[rows]).to(scratch.device)
-        self._mask: torch.Tensor | None = None
-        if past.any():
-            self._mask = additive_mask(past, scratch)[:, None, None]
+        num_pages = -(-batch.host_kv_len[rows] // scratch.page_size)
+        most = GROUP_BYTES * torch.get_num_threads() // scratch.page_bytes
+        groups = [rows[group] for group in group_similar(num_pages.tolist(), most)]
+        first_tokens = batch.host_row_start[np.concatenate(groups)]
+        self._tokens = torch.from_numpy(first_tokens).to(scratch.device)
+        self._sizes = [len(group) for group in groups]
+        self._readers = [
+            KVReader(batch.host_page_table[group], batch.host_kv_len[group], scratch)
+            for group in groups
+        ]
+        self._masks = [_padding_mask(batch.host_kv_len[group], scratch) for group in groups]
         self._scale = scale
 
     def attend(self, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
-        key, value = self._kv.read(pages)  # [rows, longest, Hkv, D]
-        rows, _, num_kv_heads, head_dim = key.shape
-        query = q.index_select(0, self._tokens).view(rows, num_kv_heads, -1, head_dim)
-        found = scaled_dot_product_attention(
-            query,  # [rows, Hkv, G, D]
-            key.transpose(1, 2),
-            value.transpose(1, 2),
-            attn_mask=self._mask,
-            scale=self._scale,
-        )
-        out.index_copy_(0, self._tokens, found.reshape(rows, *q.shape[1:]))
+        num_kv_heads, head_dim = pages.shape[2], pages.shape[4]
+        query = q.index_select(0, self._tokens).view(len(self._tokens), num_kv_heads, -1, head_dim)
+        found = []
+        groups = torch.split(query, self._sizes)
+        for rows, reader, mask in zip(groups, self._readers, self._masks, strict=True):
+            key, value = reader.read(pages)  # [rows, Hkv, longest, D]
+            found.append(  # rows: [rows, Hkv, G, D]
+                scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=self._scale)
+            )
+        out.index_copy_(0, self._tokens, torch.cat(found).view(-1, *q.shape[1:]))
 
 
 class ExtendRow:
-    """A row with several new tokens."""
+    """A row with several new tokens, in blocks of tokens that leave out what is after them."""
 
     def __init__(self, row: int, batch: Batch, scratch: "Scratch", scale: float) -> None:
-        self._begin, self._end = batch.host_row_start[row : row + 2].tolist()
+        begin, end = batch.host_row_start[row : row + 2].tolist()
         lengths = batch.host_kv_len[row : row + 1]
-        self._kv = KVReader(batch.host_page_table[row : row + 1], lengths, scratch)
-        length = int(lengths[0])
-        start = length - (self._end - self._begin)
-        self._mask: torch.Tensor | None = None  # from position 0 on, the operator knows the mask
-        if start:
-            self._mask = additive_mask(
-                np.arange(length) > np.arange(start, length)[:, None], scratch
-            )
+        cached = int(lengths[0]) - (end - begin)
+        self._tokens = slice(begin, end)
+        self._reader = KVReader(batch.host_page_table[row : row + 1], lengths, scratch)
+        # (first and last + 1 position, mask); from position 0 on, the operator knows the mask
+        self._blocks: list[tuple[int, int, torch.Tensor | None]] = [(0, end - begin, None)]
+        if cached:
+            bounds = [*range(cached, int(lengths[0]), BLOCK_TOKENS), int(lengths[0])]
+            self._blocks = [
+                (
+                    first,
+                    stop,
+                    _additive_mask(np.arange(stop) > np.arange(first, stop)[:, None], scratch),
+                )
+                for first, stop in pairwise(bounds)
+            ]
+        self._cached = cached
         self._scale = scale
 
     def attend(self, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
-        key, value = self._kv.read(pages)  # [1, length, Hkv, D]
-        num_kv_heads, head_dim = key.shape[2:]
-        new = self._end - self._begin
-        query = q[self._begin : self._end].reshape(new, num_kv_heads, -1, head_dim)
-        shared = (num_kv_heads, query.shape[2], -1, head_dim)  # the G heads read the same memory
-        found = scaled_dot_product_attention(
-            query.permute(1, 2, 0, 3),  # [Hkv, G, n, D]
-            key.permute(2, 0, 1, 3).expand(shared),
-            value.permute(2, 0, 1, 3).expand(shared),
-            attn_mask=self._mask,
-            is_causal=self._mask is None,
-            scale=self._scale,
-        )
-        out[self._begin : self._end] = found.permute(2, 0, 1, 3).flatten(1, 2)
+        num_kv_heads, head_dim = pages.shape[2], pages.shape[4]
+        key, value = (x.transpose(0, 1) for x in self._reader.read(pages))  # [Hkv, 1, length, D]
+        query = torch.unflatten(q[self._tokens], 1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
+        row_out = out[self._tokens]
+        for first, stop, mask in self._blocks:
+            new = slice(first - self._cached, stop - self._cached)
+            shared = (num_kv_heads, query.shape[1], stop, head_dim)  # G heads read the same memory
+            found = scaled_dot_product_attention(
+                query[:, :, new],  # [Hkv, G, new, D]
+                key[:, :, :stop].expand(shared),
+                value[:, :, :stop].expand(shared),
+                attn_mask=mask,
+                is_causal=mask is None,
+                scale=self._scale,
+            )
+            row_out[new] = found.permute(2, 0, 1, 3).flatten(1, 2)
 
 
 class KVReader:
-    """Where the K/V of some rows is found, the same in all layers.
-
-    One row whose page ids are consecutive is read in place; otherwise pages are gathered.
-    """
+    """Reads the K/V of some rows, whose places are the same in all layers."""
 
     def __init__(self, page_table: np.ndarray, lengths: np.ndarray, scratch: "Scratch") -> None:
         """`page_table` [rows, enough pages], `lengths` [rows]: tokens of each row."""
-        self._rows = len(lengths)
-        self._longest = int(lengths.max())
         self._scratch = scratch
+        self._longest = int(lengths.max())
         columns = -(-self._longest // scratch.page_size)
-        ids = page_table[:, :columns]
-        self._slice: slice | None = None
-        if self._rows == 1 and (np.diff(ids[0]) == 1).all():
-            self._slice = slice(int(ids[0, 0]), int(ids[0, -1]) + 1)
-        self._ids = torch.from_numpy(ids.astype(np.int64).ravel()).to(scratch.device)
+        kv_heads = np.arange(2 * scratch.num_kv_heads)[:, None]
+        pieces = page_table[:, None, :columns].astype(np.int64) * len(kv_heads) + kv_heads
+        self._shape = (len(lengths), 2, scratch.num_kv_heads, columns * scratch.page_size, -1)
+        self._pieces = torch.from_numpy(pieces.ravel()).to(scratch.device)
         past = np.arange(columns * scratch.page_size) >= lengths[:, None]
+        past[:, self._longest :] = False  # cut off anyway
+        past = np.repeat(past, len(kv_heads), axis=0)  # [rows * 2 * Hkv, tokens]
         self._past = torch.from_numpy(np.flatnonzero(past)).to(scratch.device)
 
     def read(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of a layer, each [rows, longest, Hkv, D]; valid until the next read.
+        """K and V of a layer, each [rows, Hkv, longest, D]; valid until the next read.
 
         Zero past a row's end: what a page holds there may be NaN, which no mask takes away.
         """
-        if self._slice:
-            found = pages[self._slice]
-        else:
-            found = self._scratch.gather(pages, self._ids)
-            if self._rows > 1:
-                found.flatten(0, 1).index_fill_(0, self._past, 0)
-        kv = found.view(self._rows, -1, *found.shape[2:])[:, : self._longest]
-        return kv[:, :, 0], kv[:, :, 1]
+        found = self._scratch.gather(pages, self._pieces)
+        if len(self._past):
+            found.view(-1, pages.shape[-1]).index_fill_(0, self._past, 0)
+        kv = found.view(self._shape)[:, :, :, : self._longest]
+        return kv[:, 0], kv[:, 1]
 
 
 class Scratch:
-    """Memory for gathered pages, reused: fresh memory would cost a page fault per 4 KiB."""
+    """Memory for gathered K/V, reused: fresh memory would cost a page fault per 4 KiB."""
 
     def __init__(self, pages: torch.Tensor) -> None:
         """`pages`: a layer's, for shape, dtype and device."""
-        self.page_size = pages.shape[1]
+        _, _, self.num_kv_heads, self.page_size, head_dim = pages.shape
         self.device = pages.device
         self.dtype = pages.dtype
-        self._memory = pages[:0].clone()
+        self.page_bytes = pages[0].nbytes
+        self._memory = pages.new_empty(0, self.page_size * head_dim)
 
-    def gather(self, pages: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """`pages[ids]`, valid until the next call."""
-        if len(self._memory) < len(ids):
-            self._memory = pages.new_empty((len(ids), *pages.shape[1:]))
-        return torch.index_select(pages, 0, ids, out=self._memory[: len(ids)])
+    def gather(self, pages: torch.Tensor, pieces: torch.Tensor) -> torch.Tensor:
+        """Pieces of a layer's pages, each the page_size * D numbers of one head's K or V.
+
+        [len(pieces), page_size * D], valid until the next call.
+        """
+        source = pages.view(-1, self._memory.shape[1])
+        if len(self._memory) < len(pieces):
+            self._memory = source.new_empty(len(pieces), source.shape[1])
+        return torch.index_select(source, 0, pieces, out=self._memory[: len(pieces)])
 
 
-def additive_mask(hidden: np.ndarray, scratch: Scratch) -> torch.Tensor:
+def _padding_mask(lengths: np.ndarray, scratch: Scratch) -> torch.Tensor | None:
+    """[rows, 1, 1, longest] that hides what lies past each row's end, if anything does."""
+    past = np.arange(lengths.max()) >= lengths[:, None]
+    return _additive_mask(past, scratch)[:, None, None] if past.any() else None
+
+
+def _additive_mask(hidden: np.ndarray, scratch: Scratch) -> torch.Tensor:
     """-inf where `hidden`, else 0, in the dtype of K/V."""
     mask = torch.zeros(hidden.shape, dtype=scratch.dtype)
     return mask.masked_fill_(torch.from_numpy(hidden), -torch.inf).to(scratch.device)
