@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from radixserve.models.product import Product
 from radixserve.models.rotary import rotary_table, rotate, rotation
 from radixserve.models.spec import ModelSpec
 
@@ -23,20 +24,12 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 class Layer(nn.Module):
     """Weights of one layer, those that read the same input joined so that one product serves all.
 
-    `qkv` is [(heads + 2 * K/V heads) * D, hidden], `gate_up` [2 * intermediate, hidden].
+    `qkv` has (heads + 2 * K/V heads) * D outputs, `gate_up` 2 * intermediate.
     """
 
     attention_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
     qk_norm: Tensor | None
-    output: Tensor
-    output_bias: Tensor | None
     mlp_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
 
     def __init__(self, spec: ModelSpec, empty: Callable[..., nn.Parameter]) -> None:
         super().__init__()
@@ -44,27 +37,25 @@ class Layer(nn.Module):
         q_size = spec.num_heads * spec.head_dim
         qkv_size = q_size + 2 * spec.num_kv_heads * spec.head_dim
         self.attention_norm = empty(hidden)
-        self.qkv = empty(qkv_size, hidden)
-        self.qkv_bias = empty(qkv_size) if spec.qkv_bias else None
+        self.qkv = Product(empty(qkv_size, hidden), empty(qkv_size) if spec.qkv_bias else None)
         # one row per query and key head, so that one product scales both
         rotated_heads = spec.num_heads + spec.num_kv_heads
         self.qk_norm = empty(rotated_heads, spec.head_dim) if spec.qk_norm else None
-        self.output = empty(hidden, q_size)
-        self.output_bias = empty(hidden) if spec.o_bias else None
+        self.output = Product(empty(hidden, q_size), empty(hidden) if spec.o_bias else None)
         self.mlp_norm = empty(hidden)
-        self.gate_up = empty(2 * inner, hidden)
-        self.gate_up_bias = empty(2 * inner) if spec.mlp_bias else None
-        self.down = empty(hidden, inner)
-        self.down_bias = empty(hidden) if spec.mlp_bias else None
+        self.gate_up = Product(
+            empty(2 * inner, hidden), empty(2 * inner) if spec.mlp_bias else None
+        )
+        self.down = Product(empty(hidden, inner), empty(hidden) if spec.mlp_bias else None)
 
 
 class Decoder(nn.Module):
     """Inference only. Weights are allocated once, uninitialised; `load` fills them."""
 
-    embedding: Tensor
-    norm: Tensor
-    head: Tensor
+    embedding: nn.Parameter
+    norm: nn.Parameter
     rotary: Tensor
+    weight_bytes: int  # of all weights, in the form they are used in
 
     def __init__(
         self, spec: ModelSpec, *, device: str, dtype: torch.dtype, context_length: int
@@ -79,9 +70,8 @@ class Decoder(nn.Module):
         self.embedding = empty(spec.vocab_size, spec.hidden_size)
         self.layers = nn.ModuleList(Layer(spec, empty) for _ in range(spec.num_layers))
         self.norm = empty(spec.hidden_size)
-        self.head = self.embedding
-        if not spec.tie_embeddings:
-            self.head = empty(spec.vocab_size, spec.hidden_size)
+        head = empty(spec.vocab_size, spec.hidden_size) if not spec.tie_embeddings else None
+        self.head = Product(self.embedding if head is None else head, None)
         table = rotary_table(spec.rope, spec.head_dim, context_length)
         self.register_buffer("rotary", table.to(device), persistent=False)
 
@@ -97,7 +87,7 @@ class Decoder(nn.Module):
         cos, sin = rotation(self.rotary, positions)
         x = self.embedding.index_select(0, tokens)
         for i, layer in enumerate(self._layers()):
-            qkv = F.linear(self._normed(x, layer.attention_norm), layer.qkv, layer.qkv_bias)
+            qkv = layer.qkv(self._normed(x, layer.attention_norm))
             qkv = qkv.view(-1, rotated_heads + spec.num_kv_heads, spec.head_dim)
             qk = qkv[:, :rotated_heads]
             if layer.qk_norm is not None:
@@ -106,18 +96,30 @@ class Decoder(nn.Module):
             mixed = attend(i, qk[:, :heads], qk[:, heads:], qkv[:, rotated_heads:]).flatten(1)
             if i == spec.num_layers - 1:  # from here on a token's result serves nobody else
                 x, mixed = x.index_select(0, wanted), mixed.index_select(0, wanted)
-            x = _add_product(x, mixed, layer.output, layer.output_bias)
-            gate, up = F.linear(
-                self._normed(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias
-            ).chunk(2, dim=-1)
-            x = _add_product(x, F.silu(gate).mul_(up), layer.down, layer.down_bias)
-        return F.linear(self._normed(x, self.norm), self.head).float()
+            x = layer.output.added_to(x, mixed)
+            gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, dim=-1)
+            x = layer.down.added_to(x, F.silu(gate).mul_(up))
+        logits: Tensor = self.head(self._normed(x, self.norm))
+        return logits.float()
 
     def _layers(self) -> Iterable[Layer]:
         return cast(Iterable[Layer], self.layers)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self.spec.rms_norm_eps)
+
+    def pack(self) -> int:
+        """Bring the products into the form that is fast here, once all weights are filled.
+
+        Returns the bytes of all weights as the operating system counts them afterwards.
+        """
+        size = sum(parameter.nbytes for parameter in self.parameters())
+        for module in self.modules():
+            if isinstance(module, Product):
+                module.pack()
+        if self.spec.tie_embeddings and self.head.weight is None:
+            size += self.embedding.nbytes  # the head is a second copy now
+        return size
 
     def checkpoint_tensors(self) -> dict[str, list[Tensor]]:
         """Name in a Hugging Face checkpoint -> the views of this model's weights that it fills.
@@ -128,8 +130,8 @@ class Decoder(nn.Module):
             "model.embed_tokens.weight": [self.embedding],
             "model.norm.weight": [self.norm],
         }
-        if not self.spec.tie_embeddings:
-            named["lm_head.weight"] = [self.head]
+        if not self.spec.tie_embeddings and self.head.weight is not None:
+            named["lm_head.weight"] = [self.head.weight]
         for i, layer in enumerate(self._layers()):
             for name, views in self._layer_tensors(layer).items():
                 named[f"model.layers.{i}.{name}"] = views
@@ -143,28 +145,21 @@ class Decoder(nn.Module):
             spec.intermediate_size,
         )
         joined = (
-            (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), (q, kv, kv), "qkv"),
-            (("self_attn.o_proj",), (spec.hidden_size,), "output"),
-            (("mlp.gate_proj", "mlp.up_proj"), (inner, inner), "gate_up"),
-            (("mlp.down_proj",), (spec.hidden_size,), "down"),
+            (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), (q, kv, kv), layer.qkv),
+            (("self_attn.o_proj",), (spec.hidden_size,), layer.output),
+            (("mlp.gate_proj", "mlp.up_proj"), (inner, inner), layer.gate_up),
+            (("mlp.down_proj",), (spec.hidden_size,), layer.down),
         )
         named: dict[str, list[Tensor]] = {
             "input_layernorm.weight": [layer.attention_norm],
             "post_attention_layernorm.weight": [layer.mlp_norm],
         }
-        for names, sizes, attribute in joined:
-            for kind, suffix in (("weight", ""), ("bias", "_bias")):
-                whole = getattr(layer, attribute + suffix)
+        for names, sizes, product in joined:
+            for kind, whole in (("weight", product.weight), ("bias", product.bias)):
                 if whole is not None:
-                    parts = whole.split(sizes)
+                    parts = torch.split(whole, list(sizes))
                     named |= {f"{n}.{kind}": [p] for n, p in zip(names, parts, strict=True)}
         if layer.qk_norm is not None:
             named["self_attn.q_norm.weight"] = list(layer.qk_norm[: spec.num_heads])
             named["self_attn.k_norm.weight"] = list(layer.qk_norm[spec.num_heads :])
         return named
-
-
-def _add_product(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x + y @ weight.T (+ bias), with the first sum inside the product."""
-    total = torch.addmm(x, y, weight.t())
-    return total if bias is None else total.add_(bias)

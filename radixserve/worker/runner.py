@@ -132,7 +132,7 @@ def make_cache(decoder: Decoder, config: WorkerConfig, free_bytes: int) -> tuple
         page_bytes=page_bytes(**shape, dtype=dtype),
         max_total_tokens=config.max_total_tokens,
         free_bytes=free_bytes,
-        weight_bytes=sum(weight.nbytes for weight in decoder.parameters()),
+        weight_bytes=decoder.weight_bytes,
         fraction=config.mem_fraction_static,
     )
     device = torch.device(config.device)
