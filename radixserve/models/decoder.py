@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from radixserve.models.product import Product
-from radixserve.models.rotary import rotary_table, rotate, rotation
+from radixserve.models.rotary import interleave, rotary_table, rotate, rotation
 from radixserve.models.spec import ModelSpec
 
 # (layer, q [T, heads, D], k [T, K/V heads, D], v [T, K/V heads, D]) -> [T, heads, D]
@@ -84,15 +84,15 @@ class Decoder(nn.Module):
         """
         spec = self.spec
         heads, rotated_heads = spec.num_heads, spec.num_heads + spec.num_kv_heads
-        cos, sin = rotation(self.rotary, positions)
+        turn = rotation(self.rotary, positions)
         x = self.embedding.index_select(0, tokens)
         for i, layer in enumerate(self._layers()):
             qkv = layer.qkv(self._normed(x, layer.attention_norm))
             qkv = qkv.view(-1, rotated_heads + spec.num_kv_heads, spec.head_dim)
             qk = qkv[:, :rotated_heads]
             if layer.qk_norm is not None:
-                qk = F.rms_norm(qk, (spec.head_dim,), None, spec.rms_norm_eps) * layer.qk_norm
-            qk = rotate(qk, cos, sin)
+                qk = _rms_normed(qk, layer.qk_norm, spec.rms_norm_eps)
+            qk = rotate(qk, turn)
             mixed = attend(i, qk[:, :heads], qk[:, heads:], qkv[:, rotated_heads:]).flatten(1)
             if i == spec.num_layers - 1:  # from here on a token's result serves nobody else
                 x, mixed = x.index_select(0, wanted), mixed.index_select(0, wanted)
@@ -106,13 +106,16 @@ class Decoder(nn.Module):
         return cast(Iterable[Layer], self.layers)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.spec.rms_norm_eps)
+        return _rms_normed(x, weight, self.spec.rms_norm_eps)
 
-    def pack(self) -> int:
-        """Bring the products into the form that is fast here, once all weights are filled.
+    def prepare(self) -> int:
+        """Bring the weights, all filled as checkpoints have them, into the form used here.
 
-        Returns the bytes of all weights as the operating system counts them afterwards.
+        Returns their bytes in that form.
         """
+        with torch.inference_mode():
+            for layer in self._layers():
+                self._interleave(layer)
         size = sum(parameter.nbytes for parameter in self.parameters())
         for module in self.modules():
             if isinstance(module, Product):
@@ -120,6 +123,17 @@ class Decoder(nn.Module):
         if self.spec.tie_embeddings and self.head.weight is None:
             size += self.embedding.nbytes  # the head is a second copy now
         return size
+
+    def _interleave(self, layer: Layer) -> None:
+        head_dim = self.spec.head_dim
+        rows = (self.spec.num_heads + self.spec.num_kv_heads) * head_dim
+        for whole in (layer.qkv.weight, layer.qkv.bias):
+            if whole is not None:
+                whole[:rows] = interleave(whole[:rows], head_dim)
+        if layer.qk_norm is not None:
+            layer.qk_norm.copy_(
+                interleave(layer.qk_norm.flatten(), head_dim).view_as(layer.qk_norm)
+            )
 
     def checkpoint_tensors(self) -> dict[str, list[Tensor]]:
         """Name in a Hugging Face checkpoint -> the views of this model's weights that it fills.
@@ -163,3 +177,11 @@ class Decoder(nn.Module):
             named["self_attn.q_norm.weight"] = list(layer.qk_norm[: spec.num_heads])
             named["self_attn.k_norm.weight"] = list(layer.qk_norm[spec.num_heads :])
         return named
+
+
+def _rms_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., n] / its root mean square in float32, times `weight`: fewer passes than F."""
+    x32 = x.float()
+    norm: Tensor = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
+    scale = norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+    return (x32 * scale).to(x.dtype) * weight

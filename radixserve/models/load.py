@@ -46,7 +46,7 @@ def load(folder: Path, *, device: str, dtype: torch.dtype, context_length: int) 
                 unexpected.append(name)
     _complain(folder, "has no tensor", list(wanted))
     _complain(folder, "has tensors this architecture does not know:", unexpected)
-    decoder.weight_bytes = decoder.pack()
+    decoder.weight_bytes = decoder.prepare()
     return decoder.eval()
 
 

@@ -13,25 +13,31 @@ from radixserve.models.spec import Rope
 
 
 def rotary_table(rope: Rope, head_dim: int, length: int) -> Tensor:
-    """[length, head_dim] float32: the head_dim/2 cosines of each position, then its sines."""
+    """[length, head_dim/2] complex64: the rotation of each pair of dimensions at each position."""
     frequencies, magnitude = _frequencies(rope, head_dim)
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
-    return torch.cat([angles.cos(), angles.sin()], dim=-1) * magnitude
+    return torch.complex(angles.cos() * magnitude, angles.sin() * magnitude)
 
 
-def rotation(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """What `rotate` needs for tokens at `positions` [T]: two [T, 1, head_dim], for all layers."""
-    cos, sin = table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
-    return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+def rotation(table: Tensor, positions: Tensor) -> Tensor:
+    """What `rotate` needs for tokens at `positions` [T]: [T, 1, head_dim/2], for all layers."""
+    return table.index_select(0, positions).unsqueeze(1)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate `x` [T, heads, head_dim] in float32. Dimension i pairs with i + head_dim/2.
+def rotate(x: Tensor, turn: Tensor) -> Tensor:
+    """Rotate `x` [T, heads, head_dim] in float32. Dimension 2i pairs with 2i + 1 (`interleave`)."""
+    pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)
 
-    The halves change places by `roll`; the sign of the first is already in `sin`.
+
+def interleave(x: Tensor, head_dim: int) -> Tensor:
+    """Rows [heads * head_dim, ...] in which i pairs with i + head_dim/2, as rows where pairs meet.
+
+    Checkpoints keep the halves of a head apart. Queries and keys are reordered alike, so their
+    products stay what they were, and a pair is one complex number in place.
     """
-    swapped = x.roll(x.shape[-1] // 2, -1)
-    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
+    halves = x.view(-1, 2, head_dim // 2, *x.shape[1:])
+    return halves.transpose(1, 2).reshape(x.shape)
 
 
 def _frequencies(rope: Rope, dim: int) -> tuple[Tensor, float]:
