@@ -110,7 +110,10 @@ class WorkerReady(Struct, frozen=True, tag=True):
 
 
 class StepDone(Struct, frozen=True, tag=True):
-    """The result of one `RunStep`: one token per row that asked for one, in row order."""
+    """The result of one `RunStep`: one token per row that asked for one, in row order.
+
+    A token of -1: the model gave no finite numbers for that row, its request cannot go on.
+    """
 
     step: int
     tokens: bytes  # int32
@@ -182,7 +185,7 @@ class Tokens(Struct, frozen=True, tag=True):
 
 
 class Rejected(Struct, frozen=True, tag=True):
-    """The request is not run. `code` is one of REJECTIONS."""
+    """The request is not run, or not to its end. `code` is one of REJECTIONS."""
 
     request_id: str
     code: str
@@ -244,6 +247,7 @@ REJECTIONS = {
     "context_length_exceeded": 400,
     "invalid_request": 400,
     "queue_full": 503,
+    "numerical_error": 500,
 }
 
 ToScheduler = Submit | Abort | WorkerReady | StepDone | Stop

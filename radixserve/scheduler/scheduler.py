@@ -272,6 +272,9 @@ class Scheduler:
 
     def _take(self, request: Request, token: int, logprob: TokenLogprobs | None) -> None:
         submit = request.submit
+        if token < 0:
+            self._lose(request)
+            return
         request.tokens += pack((token,))
         self.counters.generated_tokens += 1
         finish = ""
@@ -296,6 +299,15 @@ class Scheduler:
             self.counters.finished += 1
             del self.requests[submit.request_id]
             self._end(request)
+
+    def _lose(self, request: Request) -> None:
+        """The worker cannot go on with a request; the others do."""
+        self.counters.rejected += 1
+        name = request.submit.request_id
+        text = "The model gave no finite numbers for this request."
+        self.outbox.append((request.submit.origin, Rejected(name, "numerical_error", text)))
+        del self.requests[name]
+        self._end(request)
 
     def _end(self, request: Request) -> None:
         request.done = True

@@ -90,7 +90,7 @@ class Runner:
         slots = [self._slots[step.rows[index].slot] for index in sampled]
         tokens, logprobs = sample(logits, slots, batch.host_kv_len[sampled].tolist())
         for slot, token in zip(slots, tokens, strict=True):
-            slot.record(token)
+            slot.record(max(token, 0))  # a lost row may be named by a step already sent
         return StepDone(
             step=step.step,
             tokens=pack(tokens),

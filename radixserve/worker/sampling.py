@@ -19,6 +19,7 @@ from radixserve.worker.slots import Slot
 GREEDY_BELOW = 1e-5  # temperatures that float32 cannot divide by
 CANDIDATES = 256  # a truncated row is first tried with its best tokens, sorted in full if too few
 LOGPROB_FLOOR = -9999.0  # JSON has no -Infinity
+LOST = -1  # in place of a token: the row has no finite logits
 
 
 def sample(
@@ -29,14 +30,11 @@ def sample(
     `logits` [S, vocab] float32 is overwritten; `positions` [S] are where the tokens will stand.
     Log probabilities are of the model's own logits, before any edit, temperature or truncation.
     """
+    lost = _clear_lost(logits)
     asked = [row for row, slot in enumerate(slots) if slot.sampling.top_logprobs >= 0]
     raw = logits[asked].log_softmax(-1) if asked else None
     edit_logits(logits, slots)
     best, tokens = logits.max(-1)
-    assert bool(best.isfinite().all()), (
-        "the model gave logits that are no finite numbers: its weights are damaged, a page was read"
-        " that was never written, or a number left the range of its dtype (float16?)"
-    )
     drawn = [row for row, slot in enumerate(slots) if slot.sampling.temperature > GREEDY_BELOW]
     if drawn:
         index = torch.tensor(drawn, device=logits.device)
@@ -45,9 +43,21 @@ def sample(
             below_best, [slots[row].sampling for row in drawn], [positions[row] for row in drawn]
         )
     chosen = tokens.tolist()
-    if raw is None:
-        return chosen, ()
-    return chosen, _logprobs(raw, asked, chosen, slots)
+    logprobs = () if raw is None else _logprobs(raw, asked, chosen, slots)
+    for row in lost:
+        chosen[row] = LOST
+    return chosen, logprobs
+
+
+def _clear_lost(logits: torch.Tensor) -> list[int]:
+    """Rows [S, vocab] whose logits are no finite numbers, which are set to 0.
+
+    A number left the range of its dtype (float16 on some prompts), or weights are damaged. Only
+    that request is lost: its neighbours and the server go on.
+    """
+    bad = ~logits.amax(-1).isfinite()
+    logits.masked_fill_(bad[:, None], 0.0)
+    return bad.nonzero().flatten().tolist()
 
 
 def uniform(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:

@@ -1,9 +1,11 @@
 """What the scheduler does with given requests: hits, chunks, sharing, preemption, ends."""
 
 import pytest
+from msgspec.structs import replace
 
 from radixserve.cache import POLICIES
 from radixserve.config import SchedulerConfig
+from radixserve.messages import pack, unpack
 from radixserve.scheduler.order import MAX_PASSED, ORDERS
 from radixserve.scheduler.plan import chunk
 from tests.scheduler.fake import Engine, answer, ready
@@ -124,6 +126,26 @@ def test_a_small_pool_preempts_and_all_answers_are_right() -> None:
     assert engine.answers == {name: answer(p, 40) for name, p in prompts.items()}
     assert set(engine.cached.values()) == {0}, "what a request computed itself is no hit"
     assert engine.scheduler.counters.cached_tokens == 0
+
+
+def test_a_request_that_the_worker_loses_ends_alone() -> None:
+    engine = Engine(ready())
+    for name in "ab":
+        engine.submit(name, [*PROMPT, ord(name) % 5], 9)
+    engine.order(), engine.order()
+    step = engine.pending.popleft()
+    result = engine.worker.run(step)
+    tokens = unpack(result.tokens)
+    while not tokens:
+        engine.scheduler.done(result)
+        engine.order()
+        result = engine.worker.run(engine.pending.popleft())
+        tokens = unpack(result.tokens)
+    engine.scheduler.done(replace(result, tokens=pack([-1, *tokens[1:]])))
+    engine.run()
+    assert engine.rejected == {"a": "numerical_error"}
+    assert engine.answers["b"] == answer([*PROMPT, ord("b") % 5], 9)
+    assert engine.scheduler.cache.available == 64
 
 
 def test_an_answer_that_fills_the_pool_ends_with_length() -> None:
