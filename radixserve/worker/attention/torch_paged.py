@@ -39,14 +39,11 @@ class TorchPaged:
         ]
         if (new == 1).any():
             parts.append(DecodeRows(np.flatnonzero(new == 1), batch, self._scratch, self._scale))
-        write_to = self._vectors(batch.write_slots)
+        writer = KVWriter(batch, self._cache)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             pages = self._cache.pages[layer]
-            head_dim = pages.shape[-1]
-            pages.view(-1, head_dim).index_copy_(
-                0, write_to, torch.cat((k, v), 1).view(-1, head_dim)
-            )
+            writer.write(pages, k, v)
             out = torch.empty_like(q)
             for part in parts:
                 part.attend(pages, q, out)
@@ -54,15 +51,61 @@ class TorchPaged:
 
         return attend
 
-    def _vectors(self, slots: torch.Tensor) -> torch.Tensor:
+
+class KVWriter:
+    """Writes the K/V of a step's tokens to their places, which are the same in all layers.
+
+    Whole pages whose ids follow each other are written as one block, all other tokens one by one.
+    """
+
+    def __init__(self, batch: Batch, cache: KVCache) -> None:
+        self._blocks: list[tuple[slice, slice]] = []  # (tokens of the step, pages)
+        single = np.ones(batch.host_row_start[-1], dtype=bool)
+        for row in np.flatnonzero(np.diff(batch.host_row_start) > cache.page_size).tolist():
+            self._add_block(row, batch, cache.page_size, single)
+        self._single: torch.Tensor | None = None
+        slots = batch.write_slots
+        if self._blocks:
+            self._single = torch.from_numpy(np.flatnonzero(single)).to(batch.write_slots.device)
+            slots = slots[self._single]
+        self._vectors = self._vectors_of(slots, cache)
+
+    def _add_block(self, row: int, batch: Batch, page_size: int, single: np.ndarray) -> None:
+        """Note the row's whole pages as a block, if their ids follow each other."""
+        begin, end = batch.host_row_start[row : row + 2].tolist()
+        start = int(batch.host_kv_len[row]) - (end - begin)
+        begin += -start % page_size
+        count = (end - begin) // page_size
+        first = -(-start // page_size)
+        ids = batch.host_page_table[row, first : first + count]
+        if count > 1 and (np.diff(ids) == 1).all():
+            tokens = slice(begin, begin + count * page_size)
+            self._blocks.append((tokens, slice(int(ids[0]), int(ids[-1]) + 1)))
+            single[tokens] = False
+
+    @staticmethod
+    def _vectors_of(slots: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """Where K and V of tokens at `slots` [T] stand in a layer seen as vectors of one head.
 
         [T * 2 * Hkv], in the order of a tensor [T, 2, Hkv].
         """
-        _, _, num_kv_heads, page_size, _ = self._cache.pages[0].shape
+        _, _, num_kv_heads, page_size, _ = cache.pages[0].shape
         kv_head = torch.arange(2 * num_kv_heads, device=slots.device)
         page, offset = slots[:, None] // page_size, slots[:, None] % page_size
         return ((page * 2 * num_kv_heads + kv_head) * page_size + offset).flatten()
+
+    def write(self, pages: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """k, v [T, Hkv, D] into a layer's pages."""
+        _, _, num_kv_heads, page_size, head_dim = pages.shape
+        for tokens, block in self._blocks:
+            for half, x in enumerate((k, v)):
+                whole = x[tokens].view(-1, page_size, num_kv_heads, head_dim)
+                pages[block, half].copy_(whole.transpose(1, 2))
+        if self._single is not None:
+            k, v = k[self._single], v[self._single]
+        pages.view(-1, head_dim).index_copy_(
+            0, self._vectors, torch.cat((k, v), 1).view(-1, head_dim)
+        )
 
 
 class Part(Protocol):
