@@ -1,9 +1,9 @@
 """Attention over pages by batched torch operators: the real backend on a CPU.
 
 Rows with one new token are padded into groups of similar length; a row with several is computed
-alone. The query heads that share a K/V head become query positions (one new token) or a dimension
-of stride 0 in K and V (several), so K and V are never expanded. Indices and masks are made once
-per step; per layer a group costs one gather of its pages and one `scaled_dot_product_attention`.
+alone. The query heads that share a K/V head become more queries of one head, so K and V are never
+expanded. Indices and masks are made once per step; per layer a group costs one gather of its pages
+and one `scaled_dot_product_attention`.
 """
 
 from collections.abc import Sequence
@@ -146,46 +146,61 @@ class DecodeRows:
 
 
 class ExtendRow:
-    """A row with several new tokens, in blocks of tokens that leave out what is after them."""
+    """A row with several new tokens, in blocks of tokens that leave out what is after them.
+
+    Behind a cached prefix the G query heads of a K/V head are queries of one head, G times as many:
+    its K/V is read once for all. From position 0 on the operator knows the mask, but only if heads
+    are apart; they share K/V by a stride of 0.
+    """
 
     def __init__(self, row: int, batch: Batch, scratch: "Scratch", scale: float) -> None:
         begin, end = batch.host_row_start[row : row + 2].tolist()
         lengths = batch.host_kv_len[row : row + 1]
-        cached = int(lengths[0]) - (end - begin)
+        self._length = int(lengths[0])
+        self._cached = self._length - (end - begin)
         self._tokens = slice(begin, end)
         self._reader = KVReader(batch.host_page_table[row : row + 1], lengths, scratch)
-        # (first and last + 1 position, mask); from position 0 on, the operator knows the mask
-        self._blocks: list[tuple[int, int, torch.Tensor | None]] = [(0, end - begin, None)]
-        if cached:
-            bounds = [*range(cached, int(lengths[0]), BLOCK_TOKENS), int(lengths[0])]
-            self._blocks = [
-                (
-                    first,
-                    stop,
-                    _additive_mask(np.arange(stop) > np.arange(first, stop)[:, None], scratch),
-                )
-                for first, stop in pairwise(bounds)
-            ]
-        self._cached = cached
+        self._scratch = scratch
         self._scale = scale
+        self._blocks: list[tuple[int, int, torch.Tensor]] = []  # first position, last + 1, mask
 
     def attend(self, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
-        num_kv_heads, head_dim = pages.shape[2], pages.shape[4]
         key, value = (x.transpose(0, 1) for x in self._reader.read(pages))  # [Hkv, 1, length, D]
-        query = torch.unflatten(q[self._tokens], 1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
-        row_out = out[self._tokens]
+        grouped = torch.unflatten(q[self._tokens], 1, (pages.shape[2], -1))
+        query = grouped.permute(1, 2, 0, 3)  # [Hkv, G, new, D]
+        row_out = out[self._tokens].view_as(grouped)
+        if not self._cached:
+            shared = (*query.shape[:2], self._length, -1)
+            found = scaled_dot_product_attention(
+                query, key.expand(shared), value.expand(shared), is_causal=True, scale=self._scale
+            )
+            row_out.copy_(found.permute(2, 0, 1, 3))
+            return
+        self._blocks = self._blocks or self._make_blocks(query.shape[1])
         for first, stop, mask in self._blocks:
             new = slice(first - self._cached, stop - self._cached)
-            shared = (num_kv_heads, query.shape[1], stop, head_dim)  # G heads read the same memory
+            block = query[:, :, new]
             found = scaled_dot_product_attention(
-                query[:, :, new],  # [Hkv, G, new, D]
-                key[:, :, :stop].expand(shared),
-                value[:, :, :stop].expand(shared),
+                block.flatten(1, 2)[:, None],  # [Hkv, 1, G * new, D]
+                key[:, :, :stop],
+                value[:, :, :stop],
                 attn_mask=mask,
-                is_causal=mask is None,
                 scale=self._scale,
             )
-            row_out[new] = found.permute(2, 0, 1, 3).flatten(1, 2)
+            row_out[new] = found.view(block.shape).permute(2, 0, 1, 3)
+
+    def _make_blocks(self, group: int) -> list[tuple[int, int, torch.Tensor]]:
+        bounds = [*range(self._cached, self._length, BLOCK_TOKENS), self._length]
+        return [
+            (
+                first,
+                stop,
+                _additive_mask(
+                    np.arange(stop) > np.arange(first, stop)[:, None], self._scratch
+                ).repeat(group, 1),
+            )
+            for first, stop in pairwise(bounds)
+        ]
 
 
 class KVReader:
