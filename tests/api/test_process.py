@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 import httpx
 import pytest
 
+from radixserve.api.process import bind
 from radixserve.channel import Inbox, Outbox
 from radixserve.config import Config, ServerConfig, WorkerConfig
 from radixserve.messages import (
@@ -149,3 +150,11 @@ def test_a_folder_without_a_tokenizer_is_told(run_dir: str, tmp_path: Path) -> N
         assert run.process.wait(SECONDS) == 1
     finally:
         run.close()
+
+
+def test_connections_do_not_wait_for_acknowledgements():
+    with bind(ServerConfig(port=0)) as listener:
+        with socket.create_connection(listener.getsockname()[:2]):
+            accepted, _ = listener.accept()
+            with accepted:
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
