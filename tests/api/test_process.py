@@ -154,7 +154,7 @@ def test_a_folder_without_a_tokenizer_is_told(run_dir: str, tmp_path: Path) -> N
 
 def test_connections_do_not_wait_for_acknowledgements():
     with bind(ServerConfig(port=0)) as listener:
-        with socket.create_connection(listener.getsockname()[:2]):
-            accepted, _ = listener.accept()
-            with accepted:
-                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        client = socket.create_connection(listener.getsockname()[:2])
+        accepted, _ = listener.accept()
+        with client, accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
