@@ -30,6 +30,7 @@ class Batch(Struct, frozen=True):
     host_row_start: np.ndarray  # [R + 1] int64
     host_kv_len: np.ndarray  # [R] int64
     host_page_table: np.ndarray  # [R, max_pages] int32
+    host_sampled: np.ndarray  # [S] int64, the rows whose last token is wanted
 
 
 def build_batch(
@@ -48,7 +49,7 @@ def build_batch(
     positions = np.arange(row_start[-1]) - (row_start[:-1] - start)[row_of]
     page, offset = np.divmod(positions, page_size)
     write_slots = table[row_of, page].astype(np.int64) * page_size + offset
-    wanted = np.array([end - 1 for end, row in zip(row_start[1:], rows, strict=True) if row.sample])
+    sampled = np.flatnonzero([row.sample for row in rows])
 
     def tensor(array: np.ndarray, dtype: type) -> torch.Tensor:
         return torch.from_numpy(array.astype(dtype, order="C")).to(device)
@@ -60,10 +61,11 @@ def build_batch(
         row_start=tensor(row_start, np.int32),
         kv_len=tensor(kv_len, np.int32),
         page_table=tensor(table, np.int32),
-        wanted=tensor(wanted, np.int64),
+        wanted=tensor(row_start[1:][sampled] - 1, np.int64),
         host_row_start=row_start,
         host_kv_len=kv_len,
         host_page_table=table,
+        host_sampled=sampled,
     )
 
 

@@ -16,7 +16,8 @@ class Attention(Protocol):
     """Causal attention of each row's new tokens over all tokens of that row.
 
     An `Attend` first writes k and v of all rows into the pages, then computes, and is valid for
-    the step it was planned for. What lies past a row's end or outside its pages never takes part,
+    the step it was planned for. In the last layer only the results of the batch's `wanted` tokens
+    have a meaning, since nothing looks at the others. What lies past a row's end or outside its pages never takes part,
     whatever it holds.
     """
 

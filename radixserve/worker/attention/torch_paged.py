@@ -39,13 +39,18 @@ class TorchPaged:
         ]
         if (new == 1).any():
             parts.append(DecodeRows(np.flatnonzero(new == 1), batch, self._scratch, self._scale))
+        # behind the last layer only the sampled rows' last tokens are looked at
+        last: list[Part] = []
+        if len(batch.host_sampled):
+            last.append(DecodeRows(batch.host_sampled, batch, self._scratch, self._scale))
+        last_layer = len(self._cache.pages) - 1
         writer = KVWriter(batch, self._cache)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             pages = self._cache.pages[layer]
             writer.write(pages, k, v)
             out = torch.empty_like(q)
-            for part in parts:
+            for part in parts if layer < last_layer else last:
                 part.attend(pages, q, out)
             return out
 
@@ -116,14 +121,14 @@ class Part(Protocol):
 
 
 class DecodeRows:
-    """The rows with one new token, in groups of similar length padded to the longest."""
+    """The last tokens of rows, in groups of rows of similar length padded to the longest."""
 
     def __init__(self, rows: np.ndarray, batch: Batch, scratch: "Scratch", scale: float) -> None:
         num_pages = -(-batch.host_kv_len[rows] // scratch.page_size)
         most = GROUP_BYTES * torch.get_num_threads() // scratch.page_bytes
         groups = [rows[group] for group in group_similar(num_pages.tolist(), most)]
-        first_tokens = batch.host_row_start[np.concatenate(groups)]
-        self._tokens = torch.from_numpy(first_tokens).to(scratch.device)
+        tokens = batch.host_row_start[np.concatenate(groups) + 1] - 1
+        self._tokens = torch.from_numpy(tokens).to(scratch.device)
         self._sizes = [len(group) for group in groups]
         self._readers = [
             KVReader(batch.host_page_table[group], batch.host_kv_len[group], scratch)
