@@ -17,8 +17,8 @@ class Attention(Protocol):
 
     An `Attend` first writes k and v of all rows into the pages, then computes, and is valid for
     the step it was planned for. In the last layer only the results of the batch's `wanted` tokens
-    have a meaning, since nothing looks at the others. What lies past a row's end or outside its pages never takes part,
-    whatever it holds.
+    have a meaning, since nothing looks at the others. What lies past a row's end or outside its
+    pages never takes part, whatever it holds.
     """
 
     def __init__(self, cache: KVCache, scale: float) -> None: ...
