@@ -6,7 +6,7 @@ from torch import nn
 
 from radixserve.models.product import Product, can_pack
 
-SHAPES = [(48, 32), (96, 64), (577, 130), (960, 576)]
+SHAPES = [(48, 32), (96, 64), (577, 130), (960, 576), (450, 1000)]
 HEIGHTS = [1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 50, 64, 100, 200]
 
 
