@@ -68,6 +68,7 @@ class Runner:
             f"{spec.architecture}, {config.dtype} on {config.device} ({config.num_threads} threads,"
             f" {config.attention_backend} attention); {pool}; {config.max_running_requests} slots;"
             f" context of {context_length} tokens"
+            f"{' (the model slides its window beyond)' if spec.sliding_window else ''}"
         )
 
     @torch.inference_mode()
