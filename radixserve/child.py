@@ -8,17 +8,21 @@ import os
 import signal
 import sys
 
-PARENT = os.getppid()  # as of the import, which is the first thing a child does
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
-def become_child() -> None:
-    """Ignore SIGINT (the launcher stops us) and, on Linux, ask for SIGKILL when the parent dies."""
+def become_child(parent: int) -> None:
+    """Ignore SIGINT (the launcher stops us) and, on Linux, ask for SIGKILL when the parent dies.
+
+    `parent`: the launcher's pid, as it said; by the time we ask, it may be gone already.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if not parent_alive(parent):
+        raise SystemExit(1)
 
 
-def parent_alive() -> bool:
+def parent_alive(parent: int) -> bool:
     """Whether the process that started this one still runs; for systems without PDEATHSIG."""
-    return os.getppid() == PARENT
+    return os.getppid() == parent

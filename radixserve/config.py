@@ -77,8 +77,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     chunked_prefill_size: Annotated[
         int,
         Meta(
-            description="most tokens in one step, but a page and a token per running request"
-            " always fit; 0: 512 on a CPU, 4096 on a GPU",
+            description="most tokens in one step, but a page beside a token per running request"
+            " always fits; 0: 512 on a CPU, 4096 on a GPU",
             ge=0,
         ),
     ] = 0
@@ -95,6 +95,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     worker: WorkerConfig = WorkerConfig()
     log_level: Annotated[str, Meta(description="debug, info, warning or error")] = "info"
     run_dir: str = ""  # folder of this run's sockets, made by the launcher
+    launcher: int = 0  # the launcher's pid
 
     def encode(self) -> str:
         """As one command-line argument for a child process."""

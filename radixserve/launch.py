@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     sweep(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-") as run_dir:
-        supervisor = Supervisor(replace(config, run_dir=run_dir))
+        supervisor = Supervisor(replace(config, run_dir=run_dir, launcher=os.getpid()))
         signal.signal(signal.SIGINT, supervisor.ask_to_stop)
         signal.signal(signal.SIGTERM, supervisor.ask_to_stop)
         return supervisor.run()

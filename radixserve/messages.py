@@ -203,7 +203,7 @@ class Stats(Struct, frozen=True, tag=True):
     pages_evictable: int
     nodes: int
     steps: int
-    prompt_tokens: int  # of admitted requests
+    prompt_tokens: int  # of requests whose whole prompt has been ordered
     cached_tokens: int  # of those, not computed
     computed_tokens: int  # prompt and answer tokens computed, re-computation included
     generated_tokens: int

@@ -31,7 +31,10 @@ GAUGES = {  # field of Stats -> name, help
 COUNTERS = {
     "steps": ("scheduler_steps", "forward passes"),
     "step_seconds": ("scheduler_step_seconds", "time in forward passes, as the worker measured"),
-    "prompt_tokens": ("scheduler_prompt_tokens", "prompt tokens of admitted requests"),
+    "prompt_tokens": (
+        "scheduler_prompt_tokens",
+        "prompt tokens, counted when a prompt is complete",
+    ),
     "cached_tokens": ("scheduler_cached_tokens", "of those, not computed"),
     "computed_tokens": ("scheduler_computed_tokens", "tokens computed, re-computation included"),
     "generated_tokens": ("scheduler_generated_tokens", "tokens sampled"),

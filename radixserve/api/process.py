@@ -58,6 +58,7 @@ class _Process:
 
     def __init__(self, config: Config, launch: "Outbox[ToLaunch]", began: float) -> None:
         self._launch = launch
+        self._launcher = config.launcher
         self._began = began
         self._listener = bind(config.server)
         self._scheduler: Outbox[ToScheduler] = Outbox(config.run_dir, "scheduler")
@@ -115,7 +116,7 @@ class _Process:
         """Ends the HTTP server when the engine has stopped or the parent is gone."""
         while not self._engine.stopped:
             await asyncio.sleep(0.1)
-            if not parent_alive():
+            if not parent_alive(self._launcher):
                 self._engine.stop("the launcher is gone")
         self._server.should_exit = True
 
@@ -129,8 +130,8 @@ def _reason(error: Exception, config: Config) -> str:
 
 def main() -> int:
     began = time.monotonic()
-    become_child()
     config = Config.decode(sys.argv[1])
+    become_child(config.launcher)
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

@@ -52,7 +52,7 @@ class Process:
 
     def run(self) -> None:
         """Serve until a Stop comes or the parent is gone."""
-        while not self.stopped and parent_alive():
+        while not self.stopped and parent_alive(self.config.launcher):
             for message in self.inbox.receive(POLL):
                 self._take(message)
             if self.scheduler is not None:
@@ -125,7 +125,7 @@ class Process:
 
 def main() -> None:
     config = Config.decode(sys.argv[1])
-    become_child()
+    become_child(config.launcher)
     logging.basicConfig(level=config.log_level.upper(), format="%(name)s: %(message)s")
     Process(config).run()
 

@@ -30,7 +30,7 @@ class Request:
     ordered: int = 0
     unseen: int = 0  # tokens sampled by steps whose results are not back
     in_flight: int = 0  # steps without a result that name this request's slot
-    reused: int = 0  # prompt tokens that this request did not compute
+    hits: list[tuple[int, int]] = field(default_factory=list)  # of the prompt, not computed here
     seen: int = 0  # tokens that were reused or computed at any time, before a preemption too
     passed: int = 0  # later arrivals that were admitted first
     preempted: bool = False
@@ -49,6 +49,11 @@ class Request:
         return self.known - self.prompt_len
 
     @property
+    def reused(self) -> int:
+        """Prompt tokens that this request did not compute."""
+        return sum(end - start for start, end in self.hits)
+
+    @property
     def to_compute(self) -> int:
         """Tokens, known or sampled, whose K/V no step was sent for."""
         return self.known + self.unseen - self.ordered
@@ -63,13 +68,23 @@ class Request:
         """Tokens that are both known and ordered, and so may go into the tree."""
         return min(self.ordered, self.known)
 
-    def reuse(self, num_tokens: int) -> int:
-        """Count tokens found in the tree. Returns how many of them are prompt tokens new to us.
+    def reuse(self, num_tokens: int) -> None:
+        """Go on behind tokens that were found in the tree.
 
-        What this request computed itself before a preemption is no hit.
+        They count as reused where this request sees them for the first time: what it computed
+        itself, and finds again after a preemption, is no hit.
         """
-        self.ordered += num_tokens
-        new = max(0, min(self.ordered, self.prompt_len) - max(self.ordered - num_tokens, self.seen))
-        self.reused += new
+        start, self.ordered = self.ordered, self.ordered + num_tokens
+        hit = (max(start, self.seen), min(self.ordered, self.prompt_len))
+        if hit[0] < hit[1]:
+            self.hits.append(hit)
         self.seen = max(self.seen, self.ordered)
-        return new
+
+    def compute(self, num_tokens: int) -> None:
+        """Go on behind tokens that a step computes; they were no hit, or are none any more."""
+        start, self.ordered = self.ordered, self.ordered + num_tokens
+        if start < self.seen:  # was preempted, and lost pages that it had hit
+            cut = [(a, min(b, start)) for a, b in self.hits]
+            cut += [(max(a, self.ordered), b) for a, b in self.hits]
+            self.hits = [(a, b) for a, b in cut if a < b]
+        self.seen = max(self.seen, self.ordered)

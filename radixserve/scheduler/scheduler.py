@@ -11,8 +11,6 @@ runs no earlier than the step that writes it. That is what lets requests share a
 still being computed, even within one step.
 """
 
-from collections.abc import Iterator
-
 from msgspec.structs import replace
 
 from radixserve.cache import POLICIES, Lease, PagePool, PrefixCache, RadixTree
@@ -36,6 +34,7 @@ from radixserve.messages import (
 from radixserve.scheduler.counters import Counters
 from radixserve.scheduler.order import ORDERS
 from radixserve.scheduler.plan import chunk
+from radixserve.scheduler.queue import Queue
 from radixserve.scheduler.request import Request
 
 
@@ -48,14 +47,14 @@ class Scheduler:
         self.config = config
         self.max_running = worker.max_rows
         self.step_tokens = worker.step_tokens
-        assert self.step_tokens >= max(self.max_running, worker.page_size), "a step is too small"
+        enough = self.max_running - 1 + worker.page_size
+        assert self.step_tokens >= enough, "a step holds a page beside a token of every other slot"
         self.max_total_tokens = min(worker.context_length, worker.num_pages * worker.page_size)
         self.requests: dict[str, Request] = {}
-        self.waiting: list[Request] = []
+        self.waiting = Queue(ORDERS[config.schedule_policy])
         self.running: list[Request] = []  # in order of admission, so oldest first
         self.outbox: list[tuple[int, Tokens | Rejected]] = []  # (origin, message)
         self.counters = Counters()
-        self._order = ORDERS[config.schedule_policy]
         self._slots = list(range(self.max_running - 1, -1, -1))
         self._freed: list[int] = []  # slots to name in the next step
         self._steps: dict[int, list[Request]] = {}  # in flight -> requests by sampling row
@@ -78,7 +77,7 @@ class Scheduler:
         request = Request(message, self._arrivals, min(message.max_tokens, room))
         self._arrivals += 1
         self.requests[message.request_id] = request
-        self.waiting.append(request)
+        self.waiting.add(request)
 
     def abort(self, request_id: str) -> None:
         """End a request that nobody waits for. What it computed stays for others."""
@@ -128,7 +127,7 @@ class Scheduler:
             return None
         step = _Step(self.step_tokens)
         self._continue(step)
-        if step.budget >= self.cache.page_size and not self._drain:
+        if not self._drain:
             self._start(step)
         return self._send(step) if step.named else None
 
@@ -144,12 +143,18 @@ class Scheduler:
 
     def _start(self, step: "_Step") -> None:
         """Admit waiting requests while slots, pages and budget last; each gets its first row."""
-        for request in self._admissible():
+        if not self._slots or not self.waiting:
+            return
+        admitted: list[Request] = []
+        for request in self.waiting.in_order(self.cache):
+            room = self._slots and step.budget >= self.cache.page_size
+            if not room or not self._acquire(request):
+                break
+            admitted.append(request)
             step.admits.append(self._admit(request))
             self._row(request, step, step.budget)
             assert step.named[-1] is request, "an admission found its pages and has its first row"
-            if step.budget < self.cache.page_size:
-                return
+        self.waiting.leave(admitted)
 
     def _send(self, step: "_Step") -> RunStep:
         self.counters.steps += 1
@@ -166,7 +171,7 @@ class Scheduler:
         lease = request.lease
         assert lease is not None, "only an admitted request gets a row"
         if request.to_compute > 1:
-            self._reuse(request, self.cache.advance(lease, request.tokens))
+            request.reuse(self.cache.advance(lease, request.tokens))
         count = chunk(request.ordered, request.to_compute, budget, self.cache.page_size)
         end = request.ordered + count
         if count and (self.cache.append(lease, end) or self._make_room(request, end, step)):
@@ -178,11 +183,13 @@ class Scheduler:
         """Count the tokens as computed by this step, and let others stand on them at once."""
         start = request.ordered
         tokens = request.tokens[start * INT32_BYTES : (start + count) * INT32_BYTES]
-        request.ordered += count
-        request.seen = max(request.seen, request.ordered)
+        request.compute(count)
         request.in_flight += 1
         self.counters.computed_tokens += count
         sample = request.to_compute == 0
+        if sample and request.ordered == request.prompt_len:
+            self.counters.prompt_tokens += request.prompt_len
+            self.counters.cached_tokens += request.reused
         request.unseen += sample
         pages = lease.pages[request.told :]
         request.told = len(lease.pages)
@@ -191,30 +198,19 @@ class Scheduler:
 
     # ---- admission and preemption ----------------------------------------------------------------
 
-    def _admissible(self) -> Iterator[Request]:
-        """Admit waiting requests one after another while slots and pages last."""
-        if not self.waiting or not self._slots:
-            return
-        for request in self._order(self.waiting, self.cache):
-            if not self._slots:
-                return
-            lease = self.cache.acquire(
-                request.submit.namespace, request.tokens, headroom=self._reserve()
-            )
-            if lease is None:
-                return
-            request.lease = lease
-            request.slot, request.told = self._slots.pop(), 0
-            request.admission = self._admissions
-            self._admissions += 1
-            self.waiting.remove(request)
-            self.running.append(request)
-            for other in self.waiting:
-                other.passed += other.arrival < request.arrival
-            if not request.preempted:
-                self.counters.prompt_tokens += request.prompt_len
-            self._reuse(request, lease.num_tokens)
-            yield request
+    def _acquire(self, request: Request) -> bool:
+        """A slot and a lease for the request, if the pages for all its tokens can be had."""
+        namespace, tokens = request.submit.namespace, request.tokens
+        lease = self.cache.acquire(namespace, tokens, headroom=self._reserve())
+        if lease is None:
+            return False
+        request.lease = lease
+        request.slot, request.told = self._slots.pop(), 0
+        request.admission = self._admissions
+        self._admissions += 1
+        self.running.append(request)
+        request.reuse(lease.num_tokens)
+        return True
 
     def _reserve(self) -> int:
         """Pages that the running requests are yet to take: their known tokens and one more page.
@@ -227,10 +223,6 @@ class Scheduler:
                 wanted = self.cache.num_pages(request.known + request.unseen)
                 pages += max(wanted - len(request.lease.pages), 0) + 1
         return pages
-
-    def _reuse(self, request: Request, num_tokens: int) -> None:
-        if num_tokens:
-            self.counters.cached_tokens += request.reuse(num_tokens)
 
     def _admit(self, request: Request) -> Admit:
         sampling = request.submit.sampling
@@ -266,7 +258,7 @@ class Scheduler:
         self._withdraw(request)
         request.ordered = 0
         request.preempted = True
-        self.waiting.insert(0, request)
+        self.waiting.add(request)
 
     # ---- results and endings ---------------------------------------------------------------------
 
@@ -333,6 +325,8 @@ class Scheduler:
         length = len(message.prompt) // INT32_BYTES
         if length == 0:
             return Rejected(message.request_id, "invalid_request", "The prompt has no tokens.")
+        if message.max_tokens < 1:
+            return Rejected(message.request_id, "invalid_request", "No token is asked for.")
         if length >= self.max_total_tokens:
             return Rejected(
                 message.request_id,

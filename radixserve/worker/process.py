@@ -29,8 +29,8 @@ log = logging.getLogger("radixserve.worker")
 
 
 def main() -> None:
-    become_child()
     config = Config.decode(sys.argv[1])
+    become_child(config.launcher)
     logging.basicConfig(level=config.log_level.upper(), format="%(name)s: %(message)s")
     inbox: Inbox[ToWorker] = Inbox(config.run_dir, "worker", ToWorker)
     launch: Outbox[ToLaunch] = Outbox(config.run_dir, "launch")
@@ -56,14 +56,15 @@ def serve(
 
         imported = time.perf_counter() - begin
         runner = Runner(config.worker, Path(config.worker.model_path))
-    except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: torch is out of memory
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
+        # RuntimeError: torch is out of memory; ImportError: a backend's package is not installed
         log.debug("start-up failed", exc_info=True)
         launch.send([Failed(process="worker", reason=str(error))])
         return False
     startup = {"import torch": imported} | runner.startup
     scheduler.send([runner.ready])
     launch.send([Started(process="worker", startup=startup, detail=runner.detail)])
-    while parent_alive():
+    while parent_alive(config.launcher):
         for message in inbox.receive(POLL_SECONDS):
             match message:
                 case RunStep():

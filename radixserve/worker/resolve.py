@@ -43,8 +43,8 @@ def usable_cores(root: Path = cgroup.ROOT) -> int:
 
 
 def step_tokens(config: WorkerConfig) -> int:
-    """Most tokens in one step of a resolved config: a page and a token for every slot fit."""
-    return max(config.chunked_prefill_size, config.max_running_requests, config.page_size)
+    """Most tokens in one step of a resolved config: a page fits beside a token for every slot."""
+    return max(config.chunked_prefill_size, config.max_running_requests + config.page_size)
 
 
 def _auto(value: str, choice: str) -> str:

@@ -1,5 +1,6 @@
 """The tokenizer process itself, between a scheduler and a launcher that the test plays."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -43,6 +44,7 @@ class Run:
             worker=WorkerConfig(model_path=str(folder)),
             log_level="warning",
             run_dir=run_dir,
+            launcher=os.getpid(),
         )
         self.process = subprocess.Popen(
             [sys.executable, "-m", "radixserve.api.process", config.encode()],

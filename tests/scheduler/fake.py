@@ -36,7 +36,7 @@ def ready(
         num_pages=num_pages,
         page_size=page_size,
         max_rows=max_rows,
-        step_tokens=max(step_tokens, max_rows, page_size),
+        step_tokens=max(step_tokens, max_rows - 1 + page_size),
         context_length=10_000,
         vocab_size=VOCABULARY,
         fingerprint="fake",

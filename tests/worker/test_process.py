@@ -42,6 +42,7 @@ def command(run_dir: Path, model: Path) -> list[str]:
             model_path=str(model), device="cpu", max_total_tokens=1024, page_size=8, num_threads=1
         ),
         run_dir=str(run_dir),
+        launcher=os.getpid(),
     )
     return [sys.executable, "-m", "radixserve.worker.process", config.encode()]
 
@@ -105,12 +106,15 @@ def test_what_cannot_start_says_why(tmp_path, inboxes):
 def test_dies_with_its_parent(tmp_path, checkpoint, inboxes):
     scheduler, _ = inboxes
     script = (
-        "import subprocess, sys, time\n"
-        "print(subprocess.Popen(sys.argv[1:]).pid, flush=True)\n"
+        "import os, subprocess, sys, time\n"
+        "command = [a.replace('LAUNCHER', str(os.getpid())) for a in sys.argv[1:]]\n"
+        "print(subprocess.Popen(command).pid, flush=True)\n"
         "time.sleep(120)"
     )
+    mine = f'"launcher":{os.getpid()}'
+    worker_command = [a.replace(mine, '"launcher":LAUNCHER') for a in command(tmp_path, checkpoint)]
     parent = subprocess.Popen(
-        [sys.executable, "-c", script, *command(tmp_path, checkpoint)],
+        [sys.executable, "-c", script, *worker_command],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -122,6 +126,12 @@ def test_dies_with_its_parent(tmp_path, checkpoint, inboxes):
     while alive(worker) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(worker)
+
+
+def test_does_not_start_for_a_parent_that_is_gone(tmp_path, checkpoint):
+    mine = f'"launcher":{os.getpid()}'
+    gone = [a.replace(mine, '"launcher":1') for a in command(tmp_path, checkpoint)]
+    assert subprocess.run(gone, timeout=SECONDS, check=False).returncode == 1
 
 
 def alive(pid: int) -> bool:
