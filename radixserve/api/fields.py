@@ -45,7 +45,7 @@ class GenerationFields(Struct, frozen=True, kw_only=True):
     seed: int | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     logit_bias: dict[str, float] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None

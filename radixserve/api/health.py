@@ -12,7 +12,7 @@ from radixserve.tokenizer.engine import Engine
 def routes(engine: Engine) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/health")
+    @router.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         if trouble := engine.trouble():
             raise ApiError(503, trouble, code="unhealthy")

@@ -139,7 +139,7 @@ def routes(metrics: Metrics, engine: Engine) -> APIRouter:
     router = APIRouter()
     metrics.registry.register(EngineCollector(engine))
 
-    @router.get("/metrics")
+    @router.api_route("/metrics", methods=["GET", "HEAD"])
     async def scrape() -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 

@@ -20,7 +20,7 @@ def routes(front: Front) -> APIRouter:
             "max_model_len": front.ready().max_total_tokens,
         }
 
-    @router.get("/v1/models")
+    @router.api_route("/v1/models", methods=["GET", "HEAD"])
     async def list_models() -> Response:
         return json_response({"object": "list", "data": [model()]})
 

@@ -34,6 +34,7 @@ def sample(
     asked = [row for row, slot in enumerate(slots) if slot.sampling.top_logprobs >= 0]
     raw = logits[asked].log_softmax(-1) if asked else None
     edit_logits(logits, slots)
+    lost += _clear_lost(logits)
     best, tokens = logits.max(-1)
     drawn = [row for row, slot in enumerate(slots) if slot.sampling.temperature > GREEDY_BELOW]
     if drawn:
@@ -135,8 +136,13 @@ def _truncate(
 
 
 def _pick(ids: torch.Tensor, weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """The ids [n] at which the distribution over ids [n, K] reaches u [n]."""
-    return ids.gather(1, invert(weights, u)[:, None])[:, 0]
+    """The ids [n] at which the distribution over ids [n, K] reaches u [n].
+
+    In the order of the ids, not of the weights: tokens of almost equal weight would change places
+    with the last bits of their logits, and take the draw with them.
+    """
+    ids, order = ids.sort(-1)
+    return ids.gather(1, invert(weights.gather(1, order), u)[:, None])[:, 0]
 
 
 def invert(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:

@@ -126,3 +126,10 @@ async def test_metrics(folder: Path) -> None:
 
 def test_every_field_of_stats_is_a_metric() -> None:
     assert GAUGES.keys() | COUNTERS.keys() == set(Stats.__struct_fields__)
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models"])
+async def test_probes_may_ask_for_the_head_alone(folder: Path, path: str) -> None:
+    async with Server(folder).client() as client:
+        answer = await client.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")

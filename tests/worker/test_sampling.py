@@ -68,13 +68,10 @@ def test_draw_is_the_inverse_of_the_truncated_distribution(sampling, seed):
         assert token == logits.argmax()
         return
     p = truncated(logits, sampling)
-    cut = sampling.top_k or sampling.top_p < 1.0 or sampling.min_p
-    order = p.argsort(descending=True, stable=True) if cut else torch.arange(VOCAB)
-    cumulative = p[order].cumsum(0)
-    at = int((order == token).nonzero())
+    cumulative = p.cumsum(0)  # in the order of the ids, cut or not
     u = uniform([sampling.seed], [9])[0]
     assert p[token] > 0
-    assert cumulative[at] - p[token] - 1e-5 <= u <= cumulative[at] + 1e-5
+    assert cumulative[token] - p[token] - 1e-5 <= u <= cumulative[token] + 1e-5
 
 
 @given(st.lists(samplings, min_size=2, max_size=6), st.integers(0, 3))
@@ -224,6 +221,25 @@ def test_a_row_without_finite_logits_is_lost_alone(bad, sampling):
     logits[1, 4] = bad
     tokens, _ = sample(logits, [slot(sampling), slot(sampling)], [1, 1])
     assert tokens == [*alone, -1]
+
+
+def test_logits_that_an_edit_made_infinite_are_lost_alone():
+    extreme = Sampling(seed=0, repetition_penalty=1e-39, top_logprobs=0)
+    expected, _ = sample(logits_of(1), [slot(Sampling(seed=0))], [1])
+    slots = [slot(extreme, prompt=list(range(VOCAB))), slot(Sampling(seed=0))]
+    tokens, logprobs = sample(logits_of(1).repeat(2, 1), slots, [1, 1])
+    assert tokens == [-1, *expected]
+    assert logprobs[0] is not None
+
+
+def test_almost_equal_tokens_do_not_change_places():
+    sampling = Sampling(seed=1, top_p=0.9)
+    for position in range(200):
+        logits = torch.zeros(2, VOCAB)
+        logits[:, 5:9] = 6.0
+        logits[1, 5:9] += torch.tensor([0.0, 3e-6, 1e-6, 2e-6])
+        tokens, _ = sample(logits, [slot(sampling)] * 2, [position] * 2)
+        assert tokens[0] == tokens[1]
 
 
 def test_no_rows():
