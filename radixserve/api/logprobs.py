@@ -20,7 +20,10 @@ def _finite(logprob: float) -> float:
 def chat_logprobs(
     vocabulary: Vocabulary, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]
 ) -> dict[str, Any]:
-    """The `logprobs` of a chat choice. The `bytes` of all its entries join to the text."""
+    """The `logprobs` of a chat choice.
+
+    The `bytes` of its entries join to the text and the stop id or string that ended it, if any.
+    """
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         shown = b"" if token in vocabulary.special_ids else vocabulary.token_bytes(token)
