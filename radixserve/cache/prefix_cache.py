@@ -1,7 +1,7 @@
 """Who owns each page: the pool (free), the tree (cached), or one lease (being written).
 
 Four functions move pages, and no others: `append` (pool -> lease), `commit` (lease -> tree),
-`release` (lease -> pool) and `_evict` (tree -> pool). The scheduler is the only caller.
+`release` (lease -> pool) and `_take_back` (tree -> pool). The scheduler is the only caller.
 
     a lease's pages, in token order (append-only: what a reader was told stays true)
     |<------- committed ------->|<----- own ----->|
@@ -132,11 +132,22 @@ class PrefixCache:
         self.tree.touch(lease.node, hit=False)
         self.tree.drop(lease.node)
 
+    def discard(self, lease: Lease) -> None:
+        """End a lease whose K/V are not to be used: a release, and its path is evicted.
+
+        What others hold stays; so does a trunk with other branches, which is older than this lease.
+        """
+        if not lease.released:
+            self.release(lease)
+            self._take_back(self.tree.prune(lease.node))
+
     def _evict(self, count: int) -> None:
         if count > 0:
-            pages = self.tree.evict(count)
-            self.evicted_pages += len(pages)
-            self.pool.give(pages)
+            self._take_back(self.tree.evict(count))
+
+    def _take_back(self, pages: list[int]) -> None:
+        self.evicted_pages += len(pages)
+        self.pool.give(pages)
 
     def _move(self, lease: Lease, node: Node) -> None:
         if node is not lease.node:

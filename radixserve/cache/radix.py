@@ -261,6 +261,16 @@ class RadixTree:
                 self._remove(node)
         return freed
 
+    def prune(self, node: Node) -> list[int]:
+        """Remove the path that ends at `node`, up to what is held. Returns its pages."""
+        freed: list[int] = []
+        while node.parent is not None and node.holds == 0:
+            parent = node.parent
+            freed += node.pages
+            self._remove(node)
+            node = parent
+        return freed
+
     def _remove(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None and node.order is not None, "only evictable leaves are removed"

@@ -35,6 +35,7 @@ class Request:
     passed: int = 0  # later arrivals that were admitted first
     preempted: bool = False
     done: bool = False  # finished or aborted: runs no more, may still be named by a step
+    lost: bool = False  # its K/V are no finite numbers: nobody may reuse them
 
     def __post_init__(self) -> None:
         self.tokens = bytearray(self.submit.prompt)

@@ -295,6 +295,7 @@ class Scheduler:
     def _lose(self, request: Request) -> None:
         """The worker cannot go on with a request; the others do."""
         self.counters.rejected += 1
+        request.lost = True
         name = request.submit.request_id
         text = "The model gave no finite numbers for this request."
         self.outbox.append((request.submit.origin, Rejected(name, "numerical_error", text)))
@@ -313,8 +314,11 @@ class Scheduler:
     def _withdraw(self, request: Request) -> None:
         """Commit what is whole, give back the rest, and free the slot."""
         assert request.lease is not None and not request.in_flight, "a step names the slot"
-        self.cache.commit(request.lease, request.tokens, request.committable)
-        self.cache.release(request.lease)
+        if request.lost:
+            self.cache.discard(request.lease)
+        else:
+            self.cache.commit(request.lease, request.tokens, request.committable)
+            self.cache.release(request.lease)
         request.lease = None
         self.running.remove(request)
         self._slots.append(request.slot)

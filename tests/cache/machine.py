@@ -97,6 +97,18 @@ class CacheMachine(RuleBasedStateMachine):
             assert reader.computed == len(reader.lease.pages) * self.page_size
         assert reader.computed < len(reader.tokens) // 4 or not gained
 
+    @rule(reader=consumes(readers))
+    def discard(self, reader: Reader | None) -> None:
+        if reader is None or reader.lease.released:
+            return
+        self.cache.discard(reader.lease)
+        self.cache.discard(reader.lease)
+        self.live.remove(reader)
+        node = reader.lease.node
+        while node.parent is not None and node.order is None and not node.holds:
+            node = node.parent
+        assert node.order is None, "what nobody else holds has left the tree"
+
     @rule(reader=consumes(readers), commit=st.booleans())
     def release(self, reader: Reader | None, commit: bool) -> None:
         if reader is None or reader.lease.released:

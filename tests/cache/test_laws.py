@@ -19,7 +19,7 @@ SETTINGS = settings(
     database=None,
     phases=(Phase.generate, Phase.shrink),
 )
-HUNT = settings(SETTINGS, max_examples=400, phases=(Phase.generate,))
+HUNT = settings(SETTINGS, max_examples=2000, phases=(Phase.generate,))
 
 
 def machine(**fields: Any) -> type[CacheMachine]:

@@ -150,6 +150,20 @@ def test_admission_keeps_headroom() -> None:
     assert cache.acquire("", ids([1, 1, 2, 2]), headroom=2) is not None
 
 
+def test_a_discarded_path_leaves_the_tree_up_to_what_others_stand_on() -> None:
+    cache = make()
+    serve(cache, [1, 1, 2, 2, 0])
+    cache.discard(run(cache, [1, 1, 3, 3, 4, 4, 0]))
+    check(cache)
+    assert tree(cache) == {"11": {"22": {}}}
+    other = run(cache, [1, 1, 2, 2, 5, 5, 0])
+    cache.discard(run(cache, [1, 1, 2, 2, 5, 5, 6, 6]))
+    check(cache)
+    assert cache.peek("", ids([1, 1, 2, 2, 5, 5, 6, 6, 0])) == 6, "what another holds stays"
+    cache.discard(other)
+    assert cache.tree.roots == {} and len(cache.pool) == 10
+
+
 def test_an_empty_namespace_is_forgotten() -> None:
     cache = make(num_pages=2)
     serve(cache, [1, 1, 2], namespace="a")

@@ -161,6 +161,7 @@ class Engine:
             ordered = self.order() and self.order()
             if not self.finish() and not ordered:
                 break
+        self._collect()
         assert self.scheduler.idle, "everything submitted has ended"
 
     def ask(self, prompt: list[int], max_tokens: int = 1, **more: object) -> tuple[list[int], int]:

@@ -149,6 +149,17 @@ def test_a_request_that_the_worker_loses_ends_alone() -> None:
     assert engine.scheduler.cache.available == 64
 
 
+def test_what_a_lost_request_wrote_is_not_reused() -> None:
+    engine = Engine(ready(step_tokens=64))
+    engine.submit("lost", PROMPT, 9)
+    engine.order()
+    result = engine.worker.run(engine.pending.popleft())
+    engine.scheduler.done(replace(result, tokens=pack([-1])))
+    engine.run()
+    assert engine.rejected == {"lost": "numerical_error"}
+    assert engine.ask(PROMPT) == (answer(PROMPT, 1), 0)
+
+
 def test_a_decode_leaves_room_for_a_page_of_prefill() -> None:
     engine = Engine(ready(num_pages=248, page_size=64, max_rows=64, step_tokens=1))
     engine.submit("long", [1], 2000)
