@@ -15,7 +15,7 @@ PACKAGES = ("radixserve", "radixserve_kernels")
 ADVICE = {
     "pickle": "pickle runs what it reads: use msgspec",
     "environ": "settings come from radixserve/config.py, not from the environment",
-    "print": "use logging; only the launcher prints",
+    "print": "use logging",
     "cache-import": "cache/ needs the standard library and sortedcontainers only",
     "name": "call a file after what it does, not utils, common, helpers, misc or manager",
     "home": "a path of one person's machine",

@@ -133,3 +133,20 @@ async def test_probes_may_ask_for_the_head_alone(folder: Path, path: str) -> Non
     async with Server(folder).client() as client:
         answer = await client.head(path)
         assert (answer.status_code, answer.content) == (200, b"")
+
+
+async def test_every_route_says_what_is_wrong_in_the_same_shape(folder: Path) -> None:
+    server = Server(folder)
+    routers = [getattr(route, "original_router", None) for route in server.app.routes]
+    routes = [route for router in routers if router for route in router.routes]
+    assert {r.path for r in routes} >= {COMPLETIONS, CHAT, "/v1/models", "/health", "/metrics"}
+    async with server.client() as client:
+        for route in routes:
+            wrong = [await client.request("PATCH", route.path)]
+            if "POST" in route.methods:
+                wrong += [
+                    await client.post(route.path, content=c) for c in (b"", b"[]", b"{", b"1")
+                ]
+            for got in wrong:
+                assert 400 <= got.status_code < 500, (route.path, got.status_code)
+                assert set(got.json()["error"]) == {"message", "type", "param", "code"}
