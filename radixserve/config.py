@@ -34,9 +34,32 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_queued_requests: Annotated[
         int, Meta(description="waiting requests beyond which new ones get 503", ge=1)
     ] = 1024
-    schedule_policy: Annotated[str, Meta(description="order of the waiting requests")] = "fcfs"
+    max_queued_tokens: Annotated[
+        int,
+        Meta(description="uncached tokens of waiting requests beyond which new ones get 503", ge=0),
+    ] = 0
+    schedule_policy: Annotated[str, Meta(description="order of the waiting requests")] = "default"
+    max_overtaking_seconds: Annotated[
+        float,
+        Meta(description="longest that later arrivals may delay a request by going first", ge=0),
+    ] = 10.0
     radix_eviction_policy: Annotated[str, Meta(description="which cached leaf goes first")] = "lru"
     disable_radix_cache: Annotated[bool, Meta(description="never reuse a prefix")] = False
+    disable_page_copy: Annotated[
+        bool, Meta(description="reuse whole pages only, never a part of one by copying it")
+    ] = False
+    pin_budget: Annotated[
+        float, Meta(description="share of the K/V pool that pins may hold", ge=0, lt=1)
+    ] = 0.25
+    tenant_quotas: Annotated[
+        str, Meta(description="floor and ceiling in tokens, as NAME=FLOOR:CEILING,...")
+    ] = ""
+    ledger_pages: Annotated[
+        int, Meta(description="evicted pages that are remembered, to explain misses", ge=0)
+    ] = 262144
+    record_trace: Annotated[
+        str, Meta(description="file for a trace of all requests, without text, to simulate with")
+    ] = ""
 
 
 class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

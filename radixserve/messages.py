@@ -75,6 +75,25 @@ class TokenLogprobs(Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), best first
 
 
+class Pin(Struct, frozen=True, array_like=True):
+    """Keep the first `tokens` of a prompt for `ttl` seconds, whatever else wants the room.
+
+    Every request that hits the pinned prefix starts its time again.
+    """
+
+    tokens: int
+    ttl: float
+
+
+class CacheDirectives(Struct, frozen=True, array_like=True):
+    """What a request asks of the prefix cache beyond the rules that hold for all."""
+
+    store_until: int = -1  # tokens it may leave behind for others; -1: all, 0: none (no-store)
+    read_only: bool = False  # leaves nothing behind, and its hits do not count as uses
+    priority: int = 0  # eviction policy `priority`: what it used goes after all of lower priority
+    pins: tuple[Pin, ...] = ()  # answered by one `Pinned` each
+
+
 # ---- to the scheduler ----------------------------------------------------------------------------
 
 
@@ -88,12 +107,34 @@ class Submit(Struct, frozen=True, tag=True):
     max_tokens: int
     namespace: Namespace = Namespace()
     priority: int = 0
+    cache: CacheDirectives = CacheDirectives()
 
 
 class Abort(Struct, frozen=True, tag=True):
     """Nobody waits for this request any more. Unknown or finished ids are ignored."""
 
     request_id: str
+
+
+class Invalidate(Struct, frozen=True, tag=True):
+    """Forget what is cached for prompts of a namespace that begin with `prefix`.
+
+    No later request hits it; running requests keep what they read until they end. Of the prefix's
+    own path goes what no other prompt shares. Answered by `Invalidated`.
+    """
+
+    request_id: str
+    origin: int
+    namespace: Namespace
+    prefix: bytes = b""  # int32 token ids; empty: the whole namespace
+
+
+class SetQuota(Struct, frozen=True, tag=True):
+    """Bounds on the K/V tokens of a tenant, cached and running. Replaces its earlier bounds."""
+
+    tenant: str
+    floor: int = 0  # eviction for others never takes its cached tokens below this
+    ceiling: int = 0  # its tokens never exceed this; 0: no bound
 
 
 class WorkerReady(Struct, frozen=True, tag=True):
@@ -145,6 +186,10 @@ class Row(Struct, frozen=True, array_like=True):
     tokens: bytes  # int32
     pages: bytes = b""  # int32 page ids appended to the slot's page table, before the step
     sample: bool = True  # whether the token after the last one is wanted
+    # Page whose first `start % page_size` tokens are this row's too: their K/V are copied, in all
+    # layers, to the row's page that holds `start`. Copies of a step run in row order, before any
+    # row writes. -1: nothing to copy.
+    copy_from: int = -1
 
 
 class RunStep(Struct, frozen=True, tag=True):
@@ -190,6 +235,34 @@ class Rejected(Struct, frozen=True, tag=True):
     request_id: str
     code: str
     message: str
+    retry_after: float = 0.0  # seconds after which trying again makes sense; 0: it does not
+
+
+class Pinned(Struct, frozen=True, tag=True):
+    """What became of one pin of a request: so many tokens are pinned, or the reason why none."""
+
+    request_id: str
+    tokens: int
+    refused: str = ""
+
+
+class Invalidated(Struct, frozen=True, tag=True):
+    """An `Invalidate` was carried out; so many tokens cannot be hit any more."""
+
+    request_id: str
+    tokens: int
+
+
+class TenantStats(Struct, frozen=True, array_like=True):
+    """What one tenant holds and has been given, in tokens."""
+
+    cached: int  # in the tree now
+    running: int  # in running requests' own pages now
+    floor: int
+    ceiling: int
+    prompt_tokens: int  # from here on: counters
+    cached_tokens: int
+    computed_tokens: int
 
 
 class Stats(Struct, frozen=True, tag=True):
@@ -214,6 +287,13 @@ class Stats(Struct, frozen=True, tag=True):
     rejected: int
     step_seconds: float  # sum over steps, as the worker measured
     waiting_on_step: float  # age in seconds of the oldest step without a result; 0 when none
+    reachable_tokens: int = 0  # prompt tokens cached, or that would be if nothing had been evicted
+    copied_tokens: int = 0  # of `cached_tokens`: copied from a partly equal page
+    queued_tokens: int = 0  # uncached tokens of the waiting requests
+    pages_pinned: int = 0
+    pins_refused: int = 0
+    invalidated_pages: int = 0
+    tenants: dict[str, TenantStats] = {}
 
 
 # ---- to the launcher -----------------------------------------------------------------------------
@@ -246,11 +326,12 @@ class Stop(Struct, frozen=True, tag=True):
 REJECTIONS = {
     "context_length_exceeded": 400,
     "invalid_request": 400,
+    "quota_exceeded": 400,
     "queue_full": 503,
     "numerical_error": 500,
 }
 
-ToScheduler = Submit | Abort | WorkerReady | StepDone | Stop
+ToScheduler = Submit | Abort | Invalidate | SetQuota | WorkerReady | StepDone | Stop
 ToWorker = RunStep | Stop
-ToTokenizer = Ready | Tokens | Rejected | Stats | Stop
+ToTokenizer = Ready | Tokens | Rejected | Pinned | Invalidated | Stats | Stop
 ToLaunch = Started | Failed

@@ -43,4 +43,4 @@ def priority(waiting: Sequence[Request], cache: PrefixCache) -> list[Request]:
     )
 
 
-ORDERS: dict[str, Order] = {"fcfs": fcfs, "lpm": lpm, "priority": priority}
+ORDERS: dict[str, Order] = {"default": fcfs, "fcfs": fcfs, "lpm": lpm, "priority": priority}

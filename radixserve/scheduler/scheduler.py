@@ -1,8 +1,8 @@
 """The scheduler: a queue, running requests, and the steps that the worker is to run.
 
-A state machine without sockets or clocks of its own: `submit`, `abort` and `done` change it,
-`next_step` orders work, `outbox` holds what the tokenizers are to be told. `process.py` gives it
-messages; `llm.py` and the tests call it directly.
+A state machine without sockets: `submit`, `abort` and `done` change it, `next_step` orders work,
+`outbox` holds what the tokenizers are to be told. Its clock is given to it (seconds, as from
+`time.monotonic`). `process.py` gives it messages; `llm.py`, the simulator and the tests call it.
 
 Steps are ordered ahead of results: a step may be ordered while the one before is still running.
 So pages are committed when their step is *ordered*, not when it is done. The worker runs steps in
@@ -10,6 +10,9 @@ order and writes a layer's K/V before anyone attends, so every step that can see
 runs no earlier than the step that writes it. That is what lets requests share a prefix that is
 still being computed, even within one step.
 """
+
+import time
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
@@ -41,10 +44,16 @@ from radixserve.scheduler.request import Request
 class Scheduler:
     """Policies over one worker. All pages it hands out go through `cache`."""
 
-    def __init__(self, config: SchedulerConfig, worker: WorkerReady) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        worker: WorkerReady,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         tree = RadixTree(worker.page_size, POLICIES[config.radix_eviction_policy])
         self.cache = PrefixCache(PagePool(worker.num_pages), tree)
         self.config = config
+        self.clock = clock
         self.max_running = worker.max_rows
         self.step_tokens = worker.step_tokens
         enough = self.max_running - 1 + worker.page_size
