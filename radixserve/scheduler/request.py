@@ -32,7 +32,6 @@ class Request:
     in_flight: int = 0  # steps without a result that name this request's slot
     hits: list[tuple[int, int]] = field(default_factory=list)  # of the prompt, not computed here
     seen: int = 0  # tokens that were reused or computed at any time, before a preemption too
-    passed: int = 0  # later arrivals that were admitted first
     preempted: bool = False
     done: bool = False  # finished or aborted: runs no more, may still be named by a step
     lost: bool = False  # its K/V are no finite numbers: nobody may reuse them

@@ -35,7 +35,6 @@ from radixserve.messages import (
     unpack,
 )
 from radixserve.scheduler.counters import Counters
-from radixserve.scheduler.order import ORDERS
 from radixserve.scheduler.plan import chunk
 from radixserve.scheduler.queue import Queue
 from radixserve.scheduler.request import Request
@@ -60,7 +59,7 @@ class Scheduler:
         assert self.step_tokens >= enough, "a step holds a page beside a token of every other slot"
         self.max_total_tokens = min(worker.context_length, worker.num_pages * worker.page_size)
         self.requests: dict[str, Request] = {}
-        self.waiting = Queue(ORDERS[config.schedule_policy])
+        self.waiting = Queue(config, self.cache, clock)
         self.running: list[Request] = []  # in order of admission, so oldest first
         self.outbox: list[tuple[int, Tokens | Rejected]] = []  # (origin, message)
         self.counters = Counters()
@@ -154,16 +153,14 @@ class Scheduler:
         """Admit waiting requests while slots, pages and budget last; each gets its first row."""
         if not self._slots or not self.waiting:
             return
-        admitted: list[Request] = []
-        for request in self.waiting.in_order(self.cache):
-            room = self._slots and step.budget >= self.cache.page_size
-            if not room or not self._acquire(request):
+        while self._slots and step.budget >= self.cache.page_size:
+            request = self.waiting.head()
+            if request is None or not self._acquire(request):
                 break
-            admitted.append(request)
+            self.waiting.admit(request)
             step.admits.append(self._admit(request))
             self._row(request, step, step.budget)
             assert step.named[-1] is request, "an admission found its pages and has its first row"
-        self.waiting.leave(admitted)
 
     def _send(self, step: "_Step") -> RunStep:
         self.counters.steps += 1
@@ -195,6 +192,7 @@ class Scheduler:
         request.compute(count)
         request.in_flight += 1
         self.counters.computed_tokens += count
+        self.waiting.served(request.submit.namespace.tenant, count)
         sample = request.to_compute == 0
         if sample and request.ordered == request.prompt_len:
             self.counters.prompt_tokens += request.prompt_len
