@@ -21,6 +21,7 @@ class Request:
     submit: Submit
     arrival: int  # position in the order of arrival
     max_tokens: int  # of the answer, within what the pool can hold
+    arrived: float = 0.0  # when, by the scheduler's clock
     tokens: bytearray = field(init=False)  # int32 ids: prompt, then the answer so far
     prompt_len: int = field(init=False)
     lease: Lease | None = None
