@@ -166,11 +166,11 @@ class RadixTree:
         return free
 
     def _add(self, parent: Node, tokens: bytes, pages: "array[int]") -> Node:
+        assert not parent.gone, "nothing is added to what was invalidated"
         node = Node(next(self._ids), parent, parent.account, tokens, pages)
         node.created = node.last_used = self.tick()
         node.used_at = self.now
         node.stamp = self.step
-        node.gone = parent.gone
         parent.link(node, tokens[: self.page_bytes])
         self._hold(parent)
         self.num_nodes += 1

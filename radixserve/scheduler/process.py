@@ -12,8 +12,8 @@ from radixserve.child import become_child, parent_alive
 from radixserve.config import Config
 from radixserve.messages import (
     Abort,
-    Invalidate,
     Failed,
+    Invalidate,
     Ready,
     RunStep,
     SetQuota,

@@ -218,7 +218,7 @@ class CacheMachine(RuleBasedStateMachine):
 class DirectiveMachine(CacheMachine):
     """The same with what clients and operators may ask: pins, bounds, invalidation, no-store."""
 
-    num_pages = 10
+    num_pages = 7
     terms = TERMS
 
     @rule(reader=CacheMachine.readers, tokens=st.integers(1, 14), ttl=st.sampled_from([1.0, 10.0]))

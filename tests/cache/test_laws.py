@@ -8,9 +8,7 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from radixserve.cache import POLICIES, Ledger, Node, PrefixCache, RadixTree, radix
-from radixserve.cache.accounts import Accounts
 from radixserve.cache.pages import no_pages
-from radixserve.cache.pins import Pins
 from tests.cache.machine import CacheMachine, DirectiveMachine
 
 SETTINGS = settings(
@@ -240,40 +238,9 @@ def lose_the_tail(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RadixTree, "add_tail", lambda *a: no_pages())
 
 
-def ignore_floors(patch: pytest.MonkeyPatch) -> None:
-    """Eviction for others takes a tenant below its floor."""
-    patch.setattr(
-        Accounts,
-        "sources_for",
-        lambda self, account: [
-            (leaves, 99)
-            for leaves in {id(a.evictable): a.evictable for a in self}.values()
-            if leaves
-        ],
-    )
-    patch.setattr(Accounts, "protected_from", lambda *a: 0)
-
-
 def ignore_ceilings(patch: pytest.MonkeyPatch) -> None:
     """A tenant gets more pages than its ceiling."""
     patch.setattr(PrefixCache, "available_to", lambda self, account: self.available)
-
-
-def pin_beyond_the_budget(patch: pytest.MonkeyPatch) -> None:
-    """Pins are always granted."""
-    patch.setattr(Pins, "_refusal", lambda *a: "")
-
-
-def lose_count_of_pins(patch: pytest.MonkeyPatch) -> None:
-    """A split does not pass the pin on."""
-    split = RadixTree._split
-
-    def wrong(self: RadixTree, *args: Any) -> Node:
-        upper = split(self, *args)
-        upper.pins = 0
-        return upper
-
-    patch.setattr(RadixTree, "_split", wrong)
 
 
 def store_after_invalidation(patch: pytest.MonkeyPatch) -> None:
@@ -303,16 +270,9 @@ def free_what_is_read(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RadixTree, "invalidate", wrong)
 
 
-def file_what_is_gone(patch: pytest.MonkeyPatch) -> None:
-    """What was added below an invalidated node does not end with its reader."""
-    add = RadixTree._add
-
-    def wrong(self: RadixTree, *args: Any) -> Node:
-        node = add(self, *args)
-        node.gone = False
-        return node
-
-    patch.setattr(RadixTree, "_add", wrong)
+def leak_what_is_gone(patch: pytest.MonkeyPatch) -> None:
+    """Invalidated pages have no owner once their last reader has left."""
+    patch.setattr(RadixTree, "take_left", lambda self: no_pages())
 
 
 def remember_everything(patch: pytest.MonkeyPatch) -> None:
@@ -347,13 +307,10 @@ MISTAKES: list[tuple[type[CacheMachine], Callable[[pytest.MonkeyPatch], None]]] 
     (CacheMachine, copy_one_token_too_many),
     (CacheMachine, lose_the_tail),
     (CacheMachine, remember_everything),
-    (DirectiveMachine, ignore_floors),
     (DirectiveMachine, ignore_ceilings),
-    (DirectiveMachine, pin_beyond_the_budget),
-    (DirectiveMachine, lose_count_of_pins),
     (DirectiveMachine, store_after_invalidation),
     (DirectiveMachine, free_what_is_read),
-    (DirectiveMachine, file_what_is_gone),
+    (DirectiveMachine, leak_what_is_gone),
 ]
 
 

@@ -4,7 +4,6 @@ import gzip
 import json
 from pathlib import Path
 
-
 from tests.process.conftest import start
 
 PROMPT = list(range(3, 53))
