@@ -24,7 +24,7 @@ class Call:
     name: str
     prompt: bytes
     output: bytes  # at least one token
-    namespace: Namespace = Namespace()
+    namespace: Namespace
 
     @property
     def prompt_tokens(self) -> int:
@@ -66,7 +66,7 @@ class Encoder:
     def call(self, request: Recorded, sample: int = 0) -> Call:
         name = f"{request.id}.{sample}"
         if isinstance(request, Text):
-            return Call(name, self._prompt(request), self._answer(request, sample))
+            return Call(name, self._prompt(request), self._answer(request, sample), Namespace())
         assert isinstance(request, Blocks), "a recorded request is text or blocks"
         tokens = _unrolled(request)
         cut = request.length * INT32_BYTES

@@ -68,6 +68,4 @@ class Worker:
                 prefill += count
             if row.sample:
                 sampled.append(call.output[at * INT32_BYTES : (at + 1) * INT32_BYTES])
-        return StepDone(
-            step.step, b"".join(sampled), seconds=self._cost.seconds(prefill, decode)
-        )
+        return StepDone(step.step, b"".join(sampled), seconds=self._cost.seconds(prefill, decode))

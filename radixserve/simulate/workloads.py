@@ -136,12 +136,14 @@ def opened(path: Path) -> Iterator[io.TextIOBase]:
 
 def lines(path: Path) -> Iterator[Any]:
     """The JSON value of every line."""
-    with opened(path) as file:
-        for number, line in enumerate(file, 1):
-            try:
+    number = 0
+    try:
+        with opened(path) as file:
+            for line in file:
+                number += 1
                 yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise Missing(f"{path}, line {number}: {error}") from None
+    except (EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise Missing(f"{path}, line {number}: {error}") from None
 
 
 def shrunk(length: int, block: int, recorded: int) -> int:
