@@ -7,7 +7,7 @@ as soon as the requests it comes `after` are finished; those that come after not
 import heapq
 import random
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -37,18 +37,18 @@ class Clients:
         for request in requests:
             for earlier in known.intersection(request.after):
                 self._followers.setdefault(earlier, []).append(request)
-        self._session: dict[int, int] = {}  # request -> number of its session
+        self._session: dict[int, int] = {}  # request -> number of its session, if it has one
         self._left: list[int] = []  # per session: requests that are not finished
         self._earliest: dict[int, float] = {}  # when a request may leave at the earliest
         self._due: list[tuple[float, int, Recorded]] = []  # a heap
         self._sent = 0
         self._closed: deque[list[Recorded]] = deque()
         at_once, sessions = self._arrange(requests)
-        for number, session in enumerate([*at_once, *sessions]):
+        for number, session in enumerate(sessions):
             self._left.append(len(session))
-            self._session |= {request.id: number for request in session}
-        for session in at_once:
-            self._open(session, 0.0)
+            self._session |= dict.fromkeys((request.id for request in session), number)
+        for request in at_once:
+            self._open([request], 0.0)
         self._start(sessions)
 
     @property
@@ -68,23 +68,23 @@ class Clients:
             self._waits[follower.id] -= 1
             if not self._waits[follower.id]:
                 self._send(follower, now)
-        number = self._session[request.id]
+        number = self._session.get(request.id)
+        if number is None:
+            return
         self._left[number] -= 1
         if not self._left[number] and self._closed:
             self._open(self._closed.popleft(), now)
 
-    def _arrange(
-        self, requests: Sequence[Recorded]
-    ) -> tuple[list[list[Recorded]], list[list[Recorded]]]:
+    def _arrange(self, requests: Sequence[Recorded]) -> tuple[list[Recorded], list[list[Recorded]]]:
         """Requests that all wait from the start, and the sessions in the order of opening."""
         if self._load.shuffle is None:
             return [], serial(requests)
         tied = set(self._followers) | {r.id for r in requests if self._waits[r.id]}
-        loose = [[request] for request in requests if request.id not in tied]
+        loose = [request for request in requests if request.id not in tied]
         sessions = serial(request for request in requests if request.id in tied)
         order = random.Random(self._load.shuffle)
         if not self._load.users:  # open loop: everyone has a time of his own
-            sessions += loose
+            sessions += [[request] for request in loose]
             loose = []
         order.shuffle(loose)
         order.shuffle(sessions)
@@ -115,8 +115,17 @@ class Clients:
         self._sent += 1
 
 
+def in_turn(requests: Sequence[Recorded]) -> Iterator[Recorded]:
+    """All requests as one user sends them, each when the one before it is answered."""
+    clients = Clients(requests, Load(users=1))
+    while clients.next_due < inf:
+        for request in clients.due(clients.next_due):
+            yield request
+            clients.finished(request, 0.0)
+
+
 def serial(requests: Iterable[Recorded]) -> list[list[Recorded]]:
-    """Sessions in order of their first requests: as one user plays them."""
+    """Sessions in order of their first requests."""
     sessions: dict[str, list[Recorded]] = {}
     for request in requests:
         sessions.setdefault(request.session, []).append(request)

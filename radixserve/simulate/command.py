@@ -9,7 +9,7 @@ from typing import Any
 
 from radixserve.simulate import optimum, plot
 from radixserve.simulate.bound import Bound, bound
-from radixserve.simulate.clients import serial
+from radixserve.simulate.clients import in_turn
 from radixserve.simulate.options import Options, Setting, cost, parse
 from radixserve.simulate.play import Simulation
 from radixserve.simulate.report import summary, table
@@ -29,8 +29,7 @@ class Study:
 
     def calls(self) -> Iterator[Call]:
         """All calls as one user would make them, one session after another."""
-        for session in serial(self.requests):
-            yield from self._encoder.stream(session)
+        return self._encoder.stream(in_turn(self.requests))
 
     def bound(self, without: frozenset[str] = frozenset()) -> Bound:
         """Of the calls in serial order, but for some that were refused."""
@@ -73,8 +72,8 @@ def open_study(options: Options) -> Study:
     rows = read(args.trace, args.block)
     try:
         requests = list(islice(rows, args.limit) if args.limit else rows)
-    except (KeyError, TypeError, ValueError) as error:
-        raise Missing(f"{args.trace}: not the form that its first line says: {error}") from None
+    except KeyError as error:
+        raise Missing(f"{args.trace}: a line lacks {error}") from None
     if not requests:
         raise Missing(f"{args.trace} has no requests")
     encoder = Encoder(outputs=args.outputs == "recorded", samples=args.samples)

@@ -33,7 +33,7 @@ class Recorded:
     id: int
     session: str
     max_out: int  # most tokens of the answer
-    after: tuple[int, ...] = ()  # ids of requests that must be finished first
+    after: tuple[int, ...] = ()  # earlier requests of the session that must be finished first
     n: int = 1  # answers wanted
     at: float = 0.0  # arrival, seconds from the start of the trace (of its session: agentic)
 
@@ -153,7 +153,13 @@ def shrunk(length: int, block: int, recorded: int) -> int:
 
 def read_text(folder: Path) -> Iterator[Text]:
     segments: list[str] = list(lines(folder / SEGMENTS))
+    sessions: dict[int, str] = {}
     for row in lines(folder / REQUESTS):
+        sessions[row["id"]] = row["session"]
+        for earlier in row.get("after", ()):
+            if earlier >= row["id"] or sessions.get(earlier) != row["session"]:
+                what = f"request {row['id']} comes after {earlier}"
+                raise Missing(f"{folder}: {what}, which is no earlier one of its session")
         yield Text(
             id=row["id"],
             session=row["session"],

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from radixserve.messages import Namespace, pack
-from radixserve.simulate.clients import serial
 from radixserve.simulate.tokens import Call
-from radixserve.simulate.workloads import Blocks, Recorded
+from radixserve.simulate.workloads import Blocks
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(
@@ -20,7 +19,7 @@ needs_data = pytest.mark.skipif(
 
 
 def table(heading: str) -> dict[str, list[str]]:
-    """The rows of a table in BOUNDS.md by their first cell; the last row of each name."""
+    """The rows of a table in BOUNDS.md by name, or name/order."""
     if not DATA.exists():
         return {}
     part = (DATA / "BOUNDS.md").read_text().split(f"### {heading}")[1].split("\n#")[0]
@@ -29,7 +28,8 @@ def table(heading: str) -> dict[str, list[str]]:
         for line in part.splitlines()
         if line.startswith("|")
     ]
-    return {row[0]: row for row in rows[2:]}
+    two = rows[0][1] == "order" if rows else False
+    return {"/".join(row[: 1 + two]): row for row in rows[2:]}
 
 
 def text_sets() -> list[str]:
@@ -60,8 +60,3 @@ def blocks(number: int, **more: Any) -> Blocks:
 
 def call(prompt: Sequence[int], output: Sequence[int] = (99,), name: str = "") -> Call:
     return Call(name, pack(prompt), pack(output), Namespace())
-
-
-def in_turn(requests: Iterable[Recorded]) -> list[Recorded]:
-    """As one user sends them."""
-    return [request for session in serial(requests) for request in session]

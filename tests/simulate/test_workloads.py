@@ -205,3 +205,10 @@ def test_what_no_block_covers_is_the_requests_own() -> None:
     (only,) = Encoder().stream([blocks(0)])
     assert only.prompt == pack([0, 0, 0, 0, 2**31 - 1, 2**31 - 1])
     assert only.kept == only.prompt + pack([2**31 - 1])
+
+
+@pytest.mark.parametrize(("after", "session"), [(1, "s"), (2, "s"), (0, "other")])
+def test_ties_lead_back_inside_a_session(tmp_path: Path, after: int, session: str) -> None:
+    rows = [{"prompt": [["", 0]]}, {"prompt": [["", 0]], "after": [after], "session": session}]
+    with pytest.raises(Missing, match=f"request 1 comes after {after}, which is no earlier"):
+        list(read(text_set(tmp_path, rows, ["a"])))
