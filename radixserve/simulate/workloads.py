@@ -260,21 +260,29 @@ def read_azure(path: Path, block: int) -> Iterator[Blocks]:
 
 
 def read_recording(path: Path, block: int = 0) -> Iterator[Blocks]:
-    """Requests of a `--record-trace` file in order of arrival, they stand there as they ended.
+    """Requests of a `--record-trace` file in order of arrival; they stand there as they ended.
 
-    Hashes become ids as they appear.
+    Whose prompt has a block of an earlier request's answer in it comes after that one, in its
+    session. Hashes become ids as they appear.
     """
     rows = lines(path, open_end=True)
     page = int(next(rows)["page_size"])
     block = block or page
     ids: dict[int, int] = {}
+    answers: dict[int, int] = {}  # id of a block with tokens of an answer -> request
+    sessions: list[str] = []
     asked = sorted((row for row in rows if "blocks" in row), key=lambda row: row["at"])
     for number, row in enumerate(asked):
         blocks = [ids.setdefault(key, len(ids)) for key in row["blocks"]]
-        length = shrunk(row["prompt"], block, page)
+        length, whole = shrunk(row["prompt"], block, page), row["prompt"] // page
+        before = next((answers[k] for k in reversed(blocks[:whole]) if k in answers), None)
+        sessions.append(str(number) if before is None else sessions[before])
+        for key in blocks[whole:]:
+            answers.setdefault(key, number)
         yield Blocks(
             id=number,
-            session=str(number),
+            session=sessions[number],
+            after=() if before is None else (before,),
             max_out=max(1, shrunk(row["prompt"] + row["output"], block, page) - length),
             at=row["at"],
             runs=tuple(part for k in blocks for part in (k, 1)),

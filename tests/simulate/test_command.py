@@ -1,5 +1,6 @@
 """The command line: what it prints, what it refuses, what it needs to run."""
 
+import io
 import json
 import subprocess
 import sys
@@ -221,6 +222,24 @@ def test_without_matplotlib_nothing_is_run(
     assert main([str(trace), "--max-total-tokens", "256,512", "--plot", "out.png"]) == 2
     said = capsys.readouterr()
     assert "radixserve[simulate]" in said.err and not said.out
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_terminal_sees_progress_if_it_can(
+    trace: Path, installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen, pipe = Terminal(), io.StringIO()
+    if not installed:
+        monkeypatch.setitem(sys.modules, "tqdm", None)
+    for stderr in (screen, pipe):
+        monkeypatch.setattr(sys, "stderr", stderr)
+        assert main([str(trace), "--limit", "3", "--users", "1,2"]) == 0
+    assert ("/6" in screen.getvalue()) == installed and not pipe.getvalue()
 
 
 def test_curves_are_by_policy_and_size() -> None:

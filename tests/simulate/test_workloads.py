@@ -144,6 +144,8 @@ def test_a_recording_shares_what_its_requests_shared(tmp_path: Path) -> None:
     requests = list(read(path))
     calls = list(Encoder().stream(requests))
     assert [r.at for r in requests] == [0.0, 0.5, 1.0, 1.5]
+    assert [r.after for r in requests] == [(), (0,), (), ()]
+    assert [r.session for r in requests] == ["0", "0", "2", "3"]
     assert [(c.prompt_tokens, c.output_tokens) for c in calls] == [(9, 4), (14, 1), (5, 1), (9, 1)]
     first, second, third, other = (unpack(c.prompt + c.output) for c in calls)
     assert first[:12] == second[:12] and second[12:] != first[12:]  # whole pages only
