@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from radixserve.cache.radix import Node
+    from radixserve.cache.node import Node
 
 Policy = Callable[["Node"], int]
 

@@ -85,7 +85,7 @@ class Traffic(RuleBasedStateMachine):
                 assert engine.finished[name] == ("stop" if expected[-1] in stops else "length")
         cache = engine.scheduler.cache
         assert cache.available == cache.pool.num_pages and not cache.leases
-        assert len(engine.scheduler._slots) == engine.scheduler.max_running
+        assert engine.scheduler.running.free_slots == engine.scheduler.max_running
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 4])
