@@ -262,8 +262,8 @@ def read_azure(path: Path, block: int) -> Iterator[Blocks]:
 def read_recording(path: Path, block: int = 0) -> Iterator[Blocks]:
     """Requests of a `--record-trace` file in order of arrival; they stand there as they ended.
 
-    Whose prompt has a block of an earlier request's answer in it comes after that one, in its
-    session. Hashes become ids as they appear.
+    Whose prompt has a block of an earlier answer in it comes after the last request with that
+    answer, in its session. Hashes become ids as they appear.
     """
     rows = lines(path, open_end=True)
     page = int(next(rows)["page_size"])
@@ -277,8 +277,7 @@ def read_recording(path: Path, block: int = 0) -> Iterator[Blocks]:
         length, whole = shrunk(row["prompt"], block, page), row["prompt"] // page
         before = next((answers[k] for k in reversed(blocks[:whole]) if k in answers), None)
         sessions.append(str(number) if before is None else sessions[before])
-        for key in blocks[whole:]:
-            answers.setdefault(key, number)
+        answers |= dict.fromkeys(blocks[whole:], number)
         yield Blocks(
             id=number,
             session=sessions[number],

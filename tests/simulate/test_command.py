@@ -122,10 +122,10 @@ def test_a_recording_tells_what_steps_cost(
     rows: list[dict[str, Any]] = [{"radixserve_trace": 1, "page_size": 4, "model": "m"}]
     one = {"tenant": "", "ns": 0, "prompt": 9, "output": 1, "blocks": [5, 6], "cached": 0}
     rows += [{"at": k} | one for k in range(3)]
-    rows += [{"step": [tokens, 0, 0.5 + tokens]} for tokens in (1, 9, 30)]
+    rows += [{"step": [tokens, tokens % 2, 0.5 + tokens]} for tokens in (2, 9, 30)]
     path = write(tmp_path / "own.jsonl.gz", rows)
     (result,) = ask(capsys, path, "--cost", "measured", "--page-size", "4")
-    assert result["ttft_p50_s"] == pytest.approx(1.5) and result["ttft_max_s"] == pytest.approx(9.5)
+    assert result["ttft_p50_s"] == pytest.approx(0.5) and result["ttft_max_s"] == pytest.approx(9.5)
     assert result["cached_tokens"] == 16
 
 

@@ -170,15 +170,16 @@ def test_a_cost_is_measured_by_the_steps_of_a_recording(tmp_path: Path) -> None:
 
 
 def test_a_measured_cost_is_never_negative(tmp_path: Path) -> None:
-    steps = [[p, 1.0, 0.001 - 1e-7 * p] for p in (0.0, 10.0, 20.0)]
+    steps = [[p, d, 0.001 - 1e-7 * p] for p, d in [(0, 1), (10, 1), (20, 2), (10, 2), (30, 1)]]
     cost = measured(recorded_steps(recording(tmp_path, steps)))
     assert min(cost.step, cost.prefill, cost.decode) >= 0.0
-    assert cost.seconds(10, 1) == pytest.approx(0.001, rel=0.01)
+    assert cost.seconds(10, 1) == pytest.approx(0.001, rel=0.01) and cost.prefill == 0.0
 
 
 def test_few_steps_and_other_files_give_no_cost(tmp_path: Path) -> None:
-    with pytest.raises(Missing, match="fewer than three"):
-        measured(recorded_steps(recording(tmp_path, [[1, 1, 1]])))
+    for steps in ([], [[1, 1, 1]], [[0, 4, 0.5]] * 9):
+        with pytest.raises(Missing, match="few or all alike"):
+            measured(recorded_steps(recording(tmp_path, steps)))
     with pytest.raises(Missing, match="only a recording"):
         recorded_steps(write(tmp_path / "other.jsonl.gz", [{"hash_ids": []}]))
 
