@@ -13,7 +13,7 @@ from radixserve.cache import PrefixCache
 from radixserve.scheduler.waiting import BEHIND, Entry, Key, Path, Rank, Waiting, common
 
 LONGEST_CREDIT = 262_144  # tokens computed meanwhile for which most work can be put off
-HALF_CREDIT = 4096  # uncached tokens that are put off for half of that
+HALF_CREDIT = 2048  # uncached tokens that are put off for half of that
 
 Order = Callable[[PrefixCache], tuple[Waiting, Callable[[], Entry]]]
 
@@ -36,7 +36,7 @@ def longest_prefix(entry: Entry) -> tuple[float, int]:
 def shortest_prefill(entry: Entry) -> tuple[float, int]:
     """Fewest uncached tokens first, but age makes up for work: the earliest due goes first.
 
-    A request is due when the engine has computed so many tokens since it came: about 64 for each
+    A request is due when the engine has computed so many tokens since it came: about 128 for each
     of its uncached tokens, less for each further one, never more than `LONGEST_CREDIT`. So while
     a prefix is cached, who shares it goes before who needs another, and a small cache is used up
     group by group; yet a short request need not wait for a longer one that has more in the cache.
@@ -65,25 +65,26 @@ class DepthFirst:
 
     A subtree is a range of the sorted prompts; it is divided when its turn comes, so a round costs
     a bisection for every subtree and nothing is ever sorted anew. Who arrives in a subtree that is
-    still ahead goes with it; others wait for the next round.
+    not yet left goes with it; others wait for the next round.
     """
 
     def __init__(self, waiting: Waiting) -> None:
         self._waiting = waiting
-        self._ahead: list[tuple[Key, Key | Path]] = []  # ranges of prompts, the next one last
+        self._path: list[tuple[Key | Path, Key | Path]] = []  # ranges; siblings, then children
 
     def head(self) -> Entry:
         paths = self._waiting.paths
         while True:
-            if not self._ahead:
-                self._divide(0, len(paths))
-            first, end = self._ahead[-1]
-            low, high = paths.bisect_left(first), paths.bisect_left(end)
+            low, high = 0, len(paths)
+            if self._path:
+                first, end = self._path[-1]
+                low, high = paths.bisect_left(first), paths.bisect_left(end)
             if high - low == 1:
                 return self._waiting.entries[paths[low][2]]
-            self._ahead.pop()
             if low < high:
                 self._divide(low, high)
+            else:
+                self._path.pop()
 
     def _divide(self, low: int, high: int) -> None:
         """Put the subtrees of the prompts from `low` up to `high` ahead of the rest."""
@@ -95,19 +96,19 @@ class DepthFirst:
             depth = common(first[1], last[1]) // page_bytes * page_bytes + page_bytes
         parts = []
         while low < high:
-            end = _end(paths[low], depth)
-            after = min(paths.bisect_left(end), high)
-            parts.append((after - low, -low, (paths[low], end)))
+            part = _subtree(paths[low], depth)
+            after = paths.bisect_left(part[1])
+            parts.append((after - low, -low, part))
             low = after
-        self._ahead += [part for _, _, part in sorted(parts)]
+        self._path += [part for _, _, part in sorted(parts)]
 
 
-def _end(key: Key, depth: int) -> Key | Path:
-    """Behind all prompts that have the first `depth` bytes of this one, if it has as many."""
+def _subtree(key: Key, depth: int) -> tuple[Key | Path, Key | Path]:
+    """The range of all prompts that have the first `depth` bytes of this one, if it has as many."""
     namespace, tokens, arrival = key
     if len(tokens) < depth:
-        return namespace, tokens, arrival + 1
-    return namespace, tokens[:depth] + BEHIND
+        return key, (namespace, tokens, arrival + 1)
+    return (namespace, tokens[:depth]), (namespace, tokens[:depth] + BEHIND)
 
 
 ORDERS: dict[str, Order] = {

@@ -48,7 +48,10 @@ class Queue:
         return sum(line.waiting.tokens for line in self._lines.values())
 
     def work(self, namespace: Namespace, tokens: bytes) -> int:
-        """By how much `tokens` would grow with this prompt."""
+        """By how much `tokens` would grow with this prompt.
+
+        It is a page less if it is whole pages that are the beginning of a waiting prompt.
+        """
         line = self._lines.get(namespace.tenant) or _Line(self._config, self._cache)
         return line.waiting.work(namespace, tokens)
 

@@ -167,7 +167,7 @@ class Waiting:
         return pages * self._cache.page_size
 
     def work(self, namespace: Namespace, tokens: bytes) -> int:
-        """By how much `tokens` of the waiting requests would grow with this prompt."""
+        """What of this prompt would have to be computed for it, in tokens."""
         path = path_of(namespace, tokens)
         found = [self._cache.peek(namespace, tokens)]
         found += [self.share(path, e.key) for e in self.neighbours(path) if e is not None]
