@@ -1,6 +1,7 @@
 """The queue against models that look at everything: orders, the bound, uncached work."""
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -102,21 +103,28 @@ class Orders(RuleBasedStateMachine):
 
     order = "fcfs"
 
-    @initialize(pages=st.integers(8, 30), bound=st.sampled_from([0.0, 1.0, 4.0, 1e9]))
+    @initialize(pages=st.integers(6, 20), bound=st.sampled_from([1.0, 4.0, 1e9, 1e9]))
     def start(self, pages: int, bound: float) -> None:
         self.bound = bound
-        self.room = Room(self.order, pages, bound)
+        self.room = Room(self.order, pages, bound, page=1)
         self.came: dict[Request, float] = {}
         self.steps: list[tuple[float, int]] = []  # (time, latest arrival admitted then)
 
     @rule(
-        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=10),
-        salt=st.sampled_from(["", "a"]),
+        prompts=st.lists(
+            st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=4
+        ),
+        salt=st.sampled_from(["", "", "a"]),
         priority=st.integers(0, 2),
     )
-    def add(self, prompt: list[int], salt: str, priority: int) -> None:
-        request = self.room.add(prompt, salt=salt, priority=priority)
-        self.came[request] = self.room.now
+    def add(self, prompts: list[list[int]], salt: str, priority: int) -> None:
+        for prompt in prompts:
+            request = self.room.add(prompt, salt=salt, priority=priority)
+            self.came[request] = self.room.now
+
+    @rule(count=st.integers(1, 4))
+    def evict(self, count: int) -> None:
+        self.room.cache._evict(count)
 
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
@@ -207,17 +215,18 @@ class Work(RuleBasedStateMachine):
 
     order = "fcfs"
 
-    @initialize()
-    def start(self) -> None:
-        self.room = Room(self.order)
+    @initialize(page=st.integers(1, 2))
+    def start(self, page: int) -> None:
+        self.page = page
+        self.room = Room(self.order, page=page)
 
-    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12), salt=st.sampled_from("ab"))
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9), salt=st.sampled_from("ab"))
     def add(self, prompt: list[int], salt: str) -> None:
         queue = self.room.queue
         expected = queue.tokens + queue.work(Namespace(salt=salt), pack(prompt))
         self.room.add(prompt, salt=salt)
-        whole = len(prompt) % PAGE == 0  # its last page may be wanted by another one too
-        assert expected - PAGE * whole <= queue.tokens <= expected
+        whole = len(prompt) % self.page == 0  # its last page may be wanted by another one too
+        assert expected - self.page * whole <= queue.tokens <= expected
 
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
@@ -239,12 +248,12 @@ class Work(RuleBasedStateMachine):
         tokens, pages, own = 0, set(), set()
         for request in self.room.waiting:
             namespace, prompt = request.submit.namespace, bytes(request.tokens)
-            cut = (request.known - 1) // PAGE  # pages that need not be computed by itself
-            tokens += request.known - cut * PAGE
-            known = self.room.cached(request) // PAGE
-            pages |= {(namespace, prompt[: n * PAGE * 4]) for n in range(known + 1, cut + 1)}
+            cut = (request.known - 1) // self.page  # pages that need not be computed by itself
+            tokens += request.known - cut * self.page
+            known = self.room.cached(request) // self.page
+            pages |= {(namespace, prompt[: n * self.page * 4]) for n in range(known + 1, cut + 1)}
             own.add((namespace, prompt))
-        assert self.room.queue.tokens == tokens + PAGE * len(pages - own)
+        assert self.room.queue.tokens == tokens + self.page * len(pages - own)
 
 
 @pytest.mark.parametrize("order", sorted(ORDERS))
@@ -310,7 +319,7 @@ def test_a_small_cache_is_used_up_group_by_group() -> None:
     for i in range(200):
         room.add([*trunks[rng.randrange(10)], i, *range(40)])
     served = [bytes(room.serve().tokens[:3200]) for _ in range(200)]
-    assert sum(a != b for a, b in zip(served, served[1:], strict=False)) == 9
+    assert sum(a != b for a, b in pairwise(served)) == 9
 
 
 def test_age_makes_up_for_work_long_before_the_bound() -> None:
