@@ -187,7 +187,10 @@ class Waiting:
             self._learn(after, shared=self._shared(after, before))
 
     def _tell(self, gone: Entry, known: int, source: Request | None) -> None:
-        for other in self.neighbours(gone.key):
+        """The neighbours learn; so does the first longer one, since equals cannot use it all."""
+        namespace, tokens, _ = gone.key
+        longer = self.neighbours((namespace, tokens + b"\0"))[1]
+        for other in (*self.neighbours(gone.key), longer):
             if other is not None:
                 cached = min(known, self.share(other.key, gone.key))
                 if cached > other.known:

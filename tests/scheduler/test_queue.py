@@ -262,6 +262,30 @@ def test_uncached_work_counts_every_page_once(order: str) -> None:
     run_state_machine_as_test(type("Machine", (Work,), fields), settings=SETTINGS)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_longest_prefix_is_exact_whatever_is_evicted_or_aborted(seed: int) -> None:
+    """A longer random walk than Hypothesis draws: a dozen wait, prefixes come and go."""
+    rng = random.Random(seed)
+    room = Room("lpm", pages=40, page=1)
+    for _ in range(400):
+        while len(room.waiting) < 12:
+            room.add([rng.randrange(2) for _ in range(rng.randrange(1, 12))])
+        head = room.queue.head()
+        assert head is not None
+        assert room.cached(head) == max(map(room.cached, room.waiting))
+        match rng.randrange(5):
+            case 0:
+                room.cache._evict(rng.randrange(1, 12))
+            case 1 | 2:
+                request = head if rng.randrange(2) else rng.choice(room.waiting)
+                room.waiting.remove(request)
+                room.queue.remove(request)
+            case 3:
+                room.admit(rng.choice(room.waiting))
+            case 4 if room.running:
+                room.end(rng.choice(room.running))
+
+
 def depth_first(requests: list[Request]) -> list[Request]:
     """Sorted prompts of one namespace, heaviest subtree first, by looking at all of them."""
     if len(requests) < 2:
