@@ -16,12 +16,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from radixserve.cache import POLICIES, PagePool, PrefixCache, RadixTree
-from radixserve.config import SchedulerConfig
-from radixserve.messages import Namespace, Sampling, Submit, pack
+from radixserve.cache import PrefixCache
+from radixserve.messages import Namespace, pack
 from radixserve.scheduler.order import ORDERS
-from radixserve.scheduler.queue import Queue
 from radixserve.scheduler.request import Request
+from tests.scheduler.room import PAGE, TRUNK, Room
 
 SETTINGS = settings(
     max_examples=150,
@@ -31,71 +30,6 @@ SETTINGS = settings(
     database=None,
     phases=(Phase.generate, Phase.shrink),
 )
-PAGE = 2
-CACHE_AWARE = sorted(ORDERS.keys() - {"fcfs", "priority"})
-
-
-class Room:
-    """A queue over a real cache, with a clock that is moved by hand. Admitted: computed at once."""
-
-    def __init__(self, order: str, pages: int = 1000, bound: float = 1e9, page: int = PAGE) -> None:
-        self.now = 0.0
-        self.cache = PrefixCache(PagePool(pages), RadixTree(page, POLICIES["lru"]))
-        config = SchedulerConfig(schedule_policy=order, max_overtaking_seconds=bound)
-        self.queue = Queue(config, self.cache, lambda: self.now)
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
-        self.arrivals = 0
-
-    def add(
-        self, prompt: list[int], tenant: str = "", salt: str = "", priority: int = 0
-    ) -> Request:
-        submit = Submit(
-            request_id=f"{self.arrivals}",
-            origin=0,
-            prompt=pack(prompt),
-            sampling=Sampling(seed=0),
-            max_tokens=1,
-            namespace=Namespace(tenant=tenant, salt=salt),
-            priority=priority,
-        )
-        request = Request(submit, self.arrivals, 1)
-        self.arrivals += 1
-        self.waiting.append(request)
-        self.queue.add(request)
-        return request
-
-    def admit(self, request: Request) -> bool:
-        """Its pages, or False; what it computes is counted as served and can be hit at once."""
-        lease = self.cache.acquire(request.submit.namespace, request.tokens)
-        if lease is None:
-            return False
-        request.lease = lease
-        self.waiting.remove(request)
-        self.queue.admit(request)
-        computed = request.known - lease.num_tokens
-        self.queue.served(request.submit.namespace.tenant, computed)
-        assert self.cache.append(lease, request.known)
-        self.cache.commit(lease, request.tokens, request.known)
-        self.running.append(request)
-        return True
-
-    def end(self, request: Request) -> None:
-        assert request.lease is not None
-        self.running.remove(request)
-        self.cache.release(request.lease)
-        request.lease = None
-
-    def cached(self, request: Request) -> int:
-        return self.cache.peek(request.submit.namespace, request.tokens)
-
-    def serve(self, seconds: float = 0.0) -> Request:
-        """Admit the head, end it, and let time pass."""
-        request = self.queue.head()
-        assert request is not None and self.admit(request)
-        self.end(request)
-        self.now += seconds
-        return request
 
 
 class Orders(RuleBasedStateMachine):
@@ -357,124 +291,6 @@ def test_age_makes_up_for_work_long_before_the_bound() -> None:
             break
     computed = count * (len(TRUNK) + 1 - 32)
     assert 20_000 < computed < 262_144, "about 128 tokens for each uncached one"
-
-
-# ---- the bound -----------------------------------------------------------------------------------
-
-TRUNK = list(range(100, 140))
-
-
-@pytest.mark.parametrize("order", [*CACHE_AWARE, "priority"])
-@pytest.mark.parametrize("bound", [0.5, 3.0])
-def test_a_cold_request_under_an_endless_warm_stream(order: str, bound: float) -> None:
-    room = Room(order, pages=200, bound=bound)
-    room.add([*TRUNK, 0], priority=1)
-    room.serve(0.125)
-    cold = room.add([7] * 30)
-    began = room.now
-    for i in range(400):
-        room.add([*TRUNK, i % 9, i], priority=1)
-        room.add([*TRUNK, i % 7, i], priority=1)
-        if room.serve(0.125) is cold:
-            break
-    # At the first chance after the bound; in rounds, a request may go earlier.
-    late = room.now - 0.125 - began
-    assert late <= bound
-    assert late == bound or order not in ("lpm", "priority")
-
-
-@pytest.mark.parametrize("order", [*CACHE_AWARE, "priority"])
-def test_nobody_in_a_shuffled_batch_is_overtaken_beyond_the_bound(order: str) -> None:
-    rng = random.Random(1)
-    room = Room(order, pages=400, bound=8.0)
-    groups = [[rng.randrange(9) for _ in range(40)] for _ in range(40)]
-    for i in range(2000):
-        room.add([*groups[rng.randrange(40)], i, i + 1], priority=rng.randrange(4))
-    charges = [0.0] * 2001  # seconds given to each arrival
-    worst, forced = 0.0, 0
-    waiting = set(range(2000))
-    for _ in range(2000):
-        served = room.serve(0.0625).arrival
-        charges[served] = 0.0625
-        waiting.remove(served)
-        overtaken = sum(charges[served + 1 :])
-        worst = max(worst, overtaken)
-        forced += overtaken >= 8.0
-    assert 8.0 <= worst <= 8.0 + 0.0625, "the bound was reached, and kept"
-    assert forced > 10
-
-
-def test_a_bound_of_zero_is_first_come_first_served() -> None:
-    rng = random.Random(2)
-    room = Room("shortest-prefill", bound=0.0)
-    for _ in range(50):
-        room.add([rng.randrange(3) for _ in range(rng.randrange(1, 30))])
-    assert [room.serve(0.5).arrival for _ in range(50)] == list(range(50))
-
-
-# ---- tenants -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("order", sorted(ORDERS))
-def test_a_quiet_tenant_is_soon_served_beside_a_loud_one(order: str) -> None:
-    room = Room(order, pages=2000, page=16)
-    for i in range(3000):
-        room.add([*TRUNK, i] * 5, tenant="loud")
-    for _ in range(500):
-        room.serve()
-    quiet = room.add([5] * 50, tenant="quiet")
-    before = 0
-    while room.serve() is not quiet:
-        before += 1
-    assert before <= 1024 // 13 + 1, "a turn of the loud one, at least 13 new tokens each"
-
-
-def test_tenants_get_equal_shares_and_a_group_is_not_torn_apart() -> None:
-    room = Room("fcfs", pages=2000, page=16)
-    for i in range(600):
-        room.add([i] * 100, tenant="large")
-    for i in range(6000):
-        room.add([i] * 10, tenant="small")
-    turns, tokens, last = 0, {"large": 0, "small": 0}, ""
-    for _ in range(2000):
-        request = room.serve()
-        tenant = request.submit.namespace.tenant
-        tokens[tenant] += request.known
-        turns += tenant != last
-        last = tenant
-    assert abs(tokens["large"] - tokens["small"]) <= 2 * 1024 + 200
-    assert turns <= sum(tokens.values()) / 1024 + 2
-
-
-def test_idleness_gives_no_credit() -> None:
-    room = Room("fcfs", pages=2000, page=16)
-    for i in range(900):
-        room.add([i] * 100, tenant="busy")
-    for _ in range(600):  # 60,000 tokens while the other is idle
-        room.serve()
-    for i in range(300):
-        room.add([i] * 100, tenant="back")
-    served = [room.serve().submit.namespace.tenant for _ in range(100)]
-    assert 35 <= served.count("back") <= 65
-
-
-def test_blocked_tenants_are_passed_over_and_come_back_without_credit() -> None:
-    room = Room("fcfs", pages=2000, page=16)
-    assert room.queue.head(("full",)) is None
-    for i in range(300):
-        room.add([i] * 100, tenant="full")
-    assert room.queue.head(("full",)) is None
-    for i in range(300):
-        room.add([i] * 100, tenant="free")
-    for _ in range(200):
-        head = room.queue.head(("full",))
-        assert head is not None and head.submit.namespace.tenant == "free" and room.admit(head)
-        room.end(head)
-    served = [room.serve().submit.namespace.tenant for _ in range(100)]
-    assert 35 <= served.count("full") <= 65
-
-
-# ---- size ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", sorted(ORDERS))
