@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from radixserve.scheduler.overtaking import Overtaking
 from tests.scheduler.room import CACHE_AWARE, TRUNK, Room
 
 
@@ -53,3 +54,12 @@ def test_a_bound_of_zero_is_first_come_first_served() -> None:
     for _ in range(50):
         room.add([rng.randrange(3) for _ in range(rng.randrange(1, 30))])
     assert [room.serve(0.5).arrival for _ in range(50)] == list(range(50))
+
+
+def test_a_step_is_charged_to_the_latest_of_its_admissions() -> None:
+    overtaking = Overtaking()
+    overtaking.admitted(5, 0.0)
+    overtaking.admitted(1, 0.0)
+    assert overtaking.seconds(3, 2.0) == 2.0
+    overtaking.admitted(4, 2.0)
+    assert [overtaking.seconds(oldest, 3.0) for oldest in (3, 4, 6)] == [3.0, 2.0, 0.0]

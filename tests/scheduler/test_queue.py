@@ -220,6 +220,16 @@ def test_longest_prefix_is_exact_whatever_is_evicted_or_aborted(seed: int) -> No
                 room.end(rng.choice(room.running))
 
 
+def test_an_admission_relieves_those_that_share_at_any_depth() -> None:
+    room = Room("fcfs", page=1)
+    for prompt in ([5, 1], [5, 5, 1], [5, 5, 5, 1]):
+        room.add(prompt)
+    last = room.add([5, 5, 5, 5])
+    assert room.queue.tokens == 7
+    room.admit(last)
+    assert room.queue.tokens == 3
+
+
 def depth_first(requests: list[Request]) -> list[Request]:
     """Sorted prompts of one namespace, heaviest subtree first, by looking at all of them."""
     if len(requests) < 2:
