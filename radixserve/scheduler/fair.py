@@ -1,8 +1,8 @@
 """Which tenant goes next: the one that was served least, for a turn of some tokens.
 
-Start-time fair queueing. A tenant's virtual time is the tokens that were computed for it. A tenant
-that comes back from idleness, or could not go for a while, starts where the least served one is:
-time in which it asked for nothing gives it no credit.
+Start-time fair queueing. A tenant's virtual time is the tokens that were computed for it. Whoever
+comes back from idleness, or could not go for a while, is next, but what is computed for him is
+booked from where the least served tenant is: time in which he got nothing gives him no credit.
 """
 
 from collections.abc import Collection
@@ -26,9 +26,7 @@ class FairShare:
 
     def join(self, tenant: str) -> None:
         """The tenant has something waiting, and had nothing."""
-        self._book()
-        time = self._times[tenant] = max(self._times.get(tenant, 0), self._now)
-        self._active.add((time, tenant))
+        self._active.add((self._times.setdefault(tenant, 0), tenant))
 
     def leave(self, tenant: str) -> None:
         """The tenant has nothing waiting any more."""
@@ -53,8 +51,6 @@ class FairShare:
         if least is None:
             return None
         time, tenant = least
-        if time < self._now:  # was blocked for a while
-            self._move(tenant, self._now)
         self._now = max(self._now, time)
         turn = (self._times.get(self._turn, 0), self._turn)
         stays = turn in self._active and self._turn not in blocked and turn[0] <= self._now + TURN
@@ -64,12 +60,9 @@ class FairShare:
 
     def _book(self) -> None:
         for tenant, tokens in self._unbooked.items():
-            self._move(tenant, max(self._times.get(tenant, 0), self._now) + tokens)
+            before = self._times.get(tenant, 0)
+            after = self._times[tenant] = max(before, self._now) + tokens
+            if (before, tenant) in self._active:
+                self._active.remove((before, tenant))
+                self._active.add((after, tenant))
         self._unbooked.clear()
-
-    def _move(self, tenant: str, time: int) -> None:
-        before = (self._times.get(tenant, 0), tenant)
-        if before in self._active:
-            self._active.remove(before)
-            self._active.add((time, tenant))
-        self._times[tenant] = time

@@ -1,155 +1,121 @@
 """Orders of the waiting requests of one tenant: each says who is tried next for admission.
 
+Most are ranks: a function from a waiting request to a sort key, smallest first. A rank may use what
+is known to be cached, and must not get smaller as that gets less (`Waiting.first` relies on it).
+
 Two things come before every order: preempted requests, and the oldest request once later ones went
 before it for too long. `queue.py` sees to both, so an order need not: no order can starve anybody.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable
 
-from sortedcontainers import SortedList
+from radixserve.cache import PrefixCache
+from radixserve.scheduler.waiting import BEHIND, Entry, Key, Path, Rank, Waiting, common
 
-from radixserve.scheduler.waiting import BEHIND, Entry, Key, Path, Waiting, common
+LONGEST_CREDIT = 262_144  # tokens computed meanwhile for which most work can be put off
+HALF_CREDIT = 2048  # uncached tokens that are put off for half of that
 
-
-class Order(Protocol):
-    """What `Queue` asks. It keeps no requests, only what finds one in `waiting`."""
-
-    waiting: Waiting
-
-    def __init__(self, waiting: Waiting) -> None:
-        self.waiting = waiting
-
-    def head(self) -> Entry:
-        """The next to go. At least one waits, and none that was preempted."""
-        ...
-
-    def added(self, entry: Entry) -> None:
-        """`entry` waits now."""
-
-    def left(self, entry: Entry) -> None:
-        """`entry` was admitted or aborted, and is no longer in `waiting`."""
-
-    def admitted(self, entry: Entry) -> None:
-        """`entry` was admitted; `left` was called before."""
+Order = Callable[[PrefixCache], tuple[Waiting, Callable[[], Entry]]]
 
 
-class FirstCome(Order):
+def first_come(entry: Entry) -> tuple[float, int]:
     """First come, first served."""
-
-    def head(self) -> Entry:
-        return self.waiting.oldest()
+    return 0, entry.arrival
 
 
-class Priority(Order):
+def priority(entry: Entry) -> tuple[float, int]:
     """Highest `Submit.priority`, then first come."""
-
-    def __init__(self, waiting: Waiting) -> None:
-        super().__init__(waiting)
-        self._sorted: SortedList[tuple[int, int]] = SortedList()  # (-priority, arrival)
-
-    def head(self) -> Entry:
-        return self.waiting.entries[self._sorted[0][1]]
-
-    def added(self, entry: Entry) -> None:
-        if not entry.request.preempted:
-            self._sorted.add((-entry.request.submit.priority, entry.arrival))
-
-    def left(self, entry: Entry) -> None:
-        if not entry.request.preempted:
-            self._sorted.remove((-entry.request.submit.priority, entry.arrival))
+    return -entry.request.submit.priority, entry.arrival
 
 
-class LongestPrefix(Order):
+def longest_prefix(entry: Entry) -> tuple[float, int]:
     """Longest cached prefix, then first come."""
-
-    def head(self) -> Entry:
-        return self.waiting.warmest()
+    return -entry.known, entry.arrival
 
 
-class DepthFirst(Order):
-    """In rounds over the prefix tree of all that wait: depth first, heaviest subtree first.
+def shortest_prefill(entry: Entry) -> tuple[float, int]:
+    """Fewest uncached tokens first, but age makes up for work: the earliest due goes first.
+
+    A request is due when the engine has computed so many tokens since it came: about 128 for each
+    of its uncached tokens, less for each further one, never more than `LONGEST_CREDIT`. So while
+    a prefix is cached, who shares it goes before who needs another, and a small cache is used up
+    group by group; yet a short request need not wait for a longer one that has more in the cache.
+    Time is counted in computed tokens, so the same is decided on every machine.
+    """
+    work = entry.length - entry.known
+    return entry.came + LONGEST_CREDIT * work / (work + HALF_CREDIT), entry.arrival
+
+
+def ranked(rank: Rank) -> Order:
+    def order(cache: PrefixCache) -> tuple[Waiting, Callable[[], Entry]]:
+        waiting = Waiting(cache, rank)
+        return waiting, waiting.first
+
+    return order
+
+
+def depth_first(cache: PrefixCache) -> tuple[Waiting, Callable[[], Entry]]:
+    """In rounds over the prefix tree of all that wait: depth first, heaviest subtree first."""
+    waiting = Waiting(cache, first_come)
+    return waiting, DepthFirst(waiting).head
+
+
+class DepthFirst:
+    """The rounds of `depth_first`.
 
     A subtree is a range of the sorted prompts; it is divided when its turn comes, so a round costs
     a bisection for every subtree and nothing is ever sorted anew. Who arrives in a subtree that is
-    still ahead goes with it; others wait for the next round.
+    not yet left goes with it; others wait for the next round.
     """
 
     def __init__(self, waiting: Waiting) -> None:
-        super().__init__(waiting)
-        self._ahead: list[
-            tuple[Key | Path, Key | Path]
-        ] = []  # ranges of prompts, the next one last
+        self._waiting = waiting
+        self._path: list[tuple[Key | Path, Key | Path]] = []  # ranges; siblings, then children
 
     def head(self) -> Entry:
-        paths = self.waiting.paths
+        paths = self._waiting.paths
         while True:
-            if not self._ahead:
-                self._divide(0, len(paths))
-            first, end = self._ahead[-1]
-            low, high = paths.bisect_left(first), paths.bisect_left(end)
+            low, high = 0, len(paths)
+            if self._path:
+                first, end = self._path[-1]
+                low, high = paths.bisect_left(first), paths.bisect_left(end)
             if high - low == 1:
-                return self.waiting.entries[paths[low][2]]
-            self._ahead.pop()
+                return self._waiting.entries[paths[low][2]]
             if low < high:
                 self._divide(low, high)
+            else:
+                self._path.pop()
 
     def _divide(self, low: int, high: int) -> None:
         """Put the subtrees of the prompts from `low` up to `high` ahead of the rest."""
-        paths = self.waiting.paths
+        paths = self._waiting.paths
         first, last = paths[low], paths[high - 1]
-        page_bytes = self.waiting.page_bytes
-        depth = -1  # bytes that all have in common, whole pages; not even the namespace
+        page_bytes = self._waiting.page_bytes
+        depth = 0  # bytes by which they are told apart; 0: the namespace
         if first[0] == last[0]:
-            depth = common(first[1], last[1]) // page_bytes * page_bytes
+            depth = common(first[1], last[1]) // page_bytes * page_bytes + page_bytes
         parts = []
         while low < high:
-            end = _end(paths[low], 0 if depth < 0 else depth + page_bytes)
-            after = min(paths.bisect_left(end), high)
-            parts.append((after - low, -low, (paths[low], end)))
+            part = _subtree(paths[low], depth)
+            after = paths.bisect_left(part[1])
+            parts.append((after - low, -low, part))
             low = after
-        self._ahead += [part for _, _, part in sorted(parts)]
+        self._path += [part for _, _, part in sorted(parts)]
 
 
-def _end(key: Key, depth: int) -> Key | Path:
-    """Behind all prompts that have the first `depth` bytes of this one, if it has as many."""
+def _subtree(key: Key, depth: int) -> tuple[Key | Path, Key | Path]:
+    """The range of all prompts that have the first `depth` bytes of this one, if it has as many."""
     namespace, tokens, arrival = key
     if len(tokens) < depth:
-        return namespace, tokens, arrival + 1
-    return namespace, tokens[:depth] + BEHIND
+        return key, (namespace, tokens, arrival + 1)
+    return (namespace, tokens[:depth]), (namespace, tokens[:depth] + BEHIND)
 
 
-class Trunk(Order):
-    """Stay on the trunk: whoever shares most with the last admitted, while he shares enough.
-
-    Else the warmest, if enough of him is cached; else the oldest, who opens a new trunk.
-    Enough is half of the prompt.
-    """
-
-    def __init__(self, waiting: Waiting) -> None:
-        super().__init__(waiting)
-        self._last: Key | None = None
-
-    def head(self) -> Entry:
-        waiting = self.waiting
-        last = self._last
-        if last is not None:
-            around = [e for e in waiting.neighbours(last) if e is not None]
-            near = [e for e in around if 2 * waiting.look_up(e) >= e.length]
-            if near:
-                return max(near, key=lambda e: (waiting.share(e.key, last), -e.arrival))
-        warmest = waiting.warmest()
-        return warmest if 2 * warmest.known >= warmest.length else waiting.oldest()
-
-    def admitted(self, entry: Entry) -> None:
-        self._last = entry.key
-
-
-ORDERS: Mapping[str, Callable[[Waiting], Order]] = {
-    "default": Trunk,
-    "trunk": Trunk,
-    "fcfs": FirstCome,
-    "lpm": LongestPrefix,
-    "dfs-weight": DepthFirst,
-    "priority": Priority,
+ORDERS: dict[str, Order] = {
+    "default": ranked(shortest_prefill),
+    "shortest-prefill": ranked(shortest_prefill),
+    "fcfs": ranked(first_come),
+    "lpm": ranked(longest_prefix),
+    "dfs-weight": depth_first,
+    "priority": ranked(priority),
 }

@@ -15,7 +15,7 @@ from radixserve.scheduler.fair import FairShare
 from radixserve.scheduler.order import ORDERS
 from radixserve.scheduler.overtaking import Overtaking
 from radixserve.scheduler.request import Request
-from radixserve.scheduler.waiting import Entry, Waiting
+from radixserve.scheduler.waiting import Entry
 
 
 class Queue:
@@ -34,6 +34,7 @@ class Queue:
         self._lines: dict[str, _Line] = {}  # by tenant; those with something waiting
         self._fair = FairShare()
         self._size = 0
+        self._computed = 0  # tokens, of all tenants
 
     def __len__(self) -> int:
         return self._size
@@ -47,7 +48,10 @@ class Queue:
         return sum(line.waiting.tokens for line in self._lines.values())
 
     def work(self, namespace: Namespace, tokens: bytes) -> int:
-        """By how much `tokens` would grow with this prompt."""
+        """By how much `tokens` would grow with this prompt.
+
+        It is a page less if it is whole pages that are the beginning of a waiting prompt.
+        """
         line = self._lines.get(namespace.tenant) or _Line(self._config, self._cache)
         return line.waiting.work(namespace, tokens)
 
@@ -58,15 +62,13 @@ class Queue:
         if line is None:
             line = self._lines[tenant] = _Line(self._config, self._cache)
             self._fair.join(tenant)
-        line.order.added(line.waiting.add(request))
+        line.waiting.add(request, self._computed)
         self._size += 1
 
     def remove(self, request: Request) -> None:
         """It was aborted."""
         line = self._lines[request.submit.namespace.tenant]
-        entry = line.waiting.entries[request.arrival]
-        line.waiting.remove(entry)
-        line.order.left(entry)
+        line.waiting.remove(line.waiting.entries[request.arrival])
         self._left(request)
 
     def head(self, blocked: Collection[str] = ()) -> Request | None:
@@ -77,16 +79,14 @@ class Queue:
     def admit(self, request: Request) -> None:
         """It was admitted: it leaves, and whoever came earlier was overtaken."""
         line = self._lines[request.submit.namespace.tenant]
-        entry = line.waiting.entries[request.arrival]
         line.overtaking.admitted(request.arrival, self._clock())
-        line.waiting.admit(entry)
-        line.order.left(entry)
-        line.order.admitted(entry)
+        line.waiting.admit(line.waiting.entries[request.arrival])
         self._left(request)
 
     def served(self, tenant: str, tokens: int) -> None:
         """So many tokens were computed for the tenant, of prompts or answers."""
         self._fair.served(tenant, tokens)
+        self._computed += tokens
 
     def _left(self, request: Request) -> None:
         self._size -= 1
@@ -100,8 +100,7 @@ class _Line:
     """What waits of one tenant. It ends when nothing does: nobody is left to be overtaken."""
 
     def __init__(self, config: SchedulerConfig, cache: PrefixCache) -> None:
-        self.waiting = Waiting(cache)
-        self.order = ORDERS[config.schedule_policy](self.waiting)
+        self.waiting, self._first = ORDERS[config.schedule_policy](cache)
         self.overtaking = Overtaking()
         self._bound = config.max_overtaking_seconds
 
@@ -112,4 +111,4 @@ class _Line:
         oldest = waiting.oldest()
         if self.overtaking.seconds(oldest.arrival, now) >= self._bound:
             return oldest
-        return self.order.head()
+        return self._first()

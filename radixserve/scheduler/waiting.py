@@ -1,4 +1,4 @@
-"""The waiting requests of one tenant, sorted by arrival, by prompt, and by what is cached of them.
+"""The waiting requests of one tenant, sorted by arrival, by prompt, and by the rank of an order.
 
 Sorted by (namespace, prompt), requests stand in the depth-first order of their prefix tree: all
 that share a prefix are neighbours, and nobody shares more with a prompt than its two neighbours.
@@ -6,10 +6,13 @@ So the list is that tree, without nodes, and every question to it is a bisection
 
 `Entry.known` is kept for few, not for all. What is certain: if a cached prefix is that of any
 waiting prompts, at least one of them knows it; so the largest `known` is the longest cached prefix.
-It holds because whoever leaves tells his two neighbours what he knew, and because
-whoever is admitted is the first to have his prompt cached, which is again told to his neighbours.
-Evictions are not told: what is known of the warmest is looked up before it is believed.
+It holds because whoever leaves tells his two neighbours what he knew, and because whoever is
+admitted is the first to have his prompt cached, which is again told to his neighbours. The others
+learn it as their neighbours go. Evictions are not told: what is known is looked up before somebody
+goes first for it.
 """
+
+from collections.abc import Callable
 
 from msgspec.structs import astuple
 from sortedcontainers import SortedList
@@ -21,8 +24,10 @@ from radixserve.scheduler.request import Request
 Path = tuple[tuple[str | int, ...], bytes]  # namespace, tokens (int32): sorts as the tree does
 Key = tuple[tuple[str | int, ...], bytes, int]  # and the arrival, which tells equals apart
 
+Rank = Callable[["Entry"], tuple[float, int]]  # (anything, arrival)
+
 BEHIND = b"\xff" * INT32_BYTES  # sorts behind every token id
-LOOKUPS = 16  # most entries that one search for the warmest looks up in the cache
+LOOKUPS = 16  # most entries that one search for the first looks up in the cache
 
 
 def path_of(namespace: Namespace, tokens: bytes | bytearray) -> Path:
@@ -48,12 +53,14 @@ class Entry:
 
     `known`: cached when last heard of, or sure to be since `source`, which runs, computes it.
     `shared`: common with the entry before it in the order of prompts.
+    `came`: tokens that the engine had computed when it came.
     """
 
-    __slots__ = ("key", "known", "request", "shared", "source")
+    __slots__ = ("came", "key", "known", "request", "shared", "source")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, came: int) -> None:
         self.request = request
+        self.came = came
         self.key: Key = (*path_of(request.submit.namespace, request.tokens), request.arrival)
         self.known = 0
         self.shared = 0
@@ -80,21 +87,22 @@ class Waiting:
     waiting prompts' prefix tree that is not known to be cached.
     """
 
-    def __init__(self, cache: PrefixCache) -> None:
+    def __init__(self, cache: PrefixCache, rank: Rank) -> None:
         self._cache = cache
+        self._rank = rank
         self.page_bytes = cache.page_size * INT32_BYTES
         self.entries: dict[int, Entry] = {}  # by arrival
         self.preempted: SortedList[int] = SortedList()  # arrivals
         self.arrivals: SortedList[int] = SortedList()  # of the others
-        self._warm: SortedList[tuple[int, int]] = SortedList()  # (-known, arrival), of the others
+        self._ranks: SortedList[tuple[float, int]] = SortedList()  # of the others
         self.paths: SortedList[Key] = SortedList()
         self.tokens = 0
 
     def __len__(self) -> int:
         return len(self.entries)
 
-    def add(self, request: Request) -> Entry:
-        entry = Entry(request)
+    def add(self, request: Request, came: int) -> Entry:
+        entry = Entry(request, came)
         before, after = self.neighbours(entry.key)
         self.entries[entry.arrival] = entry
         self.paths.add(entry.key)
@@ -107,7 +115,7 @@ class Waiting:
             self.preempted.add(entry.arrival)
         else:
             self.arrivals.add(entry.arrival)
-            self._warm.add((-entry.known, entry.arrival))
+            self._ranks.add(self._rank(entry))
         return entry
 
     def remove(self, entry: Entry) -> None:
@@ -126,27 +134,21 @@ class Waiting:
         """Of those that were not preempted; there must be one."""
         return self.entries[self.arrivals[0]]
 
-    def warmest(self) -> Entry:
-        """Longest cached prefix, then first come; of those that were not preempted.
+    def first(self) -> Entry:
+        """The smallest rank, of those that were not preempted; there must be one.
 
-        Exact, unless evictions outdated more than `LOOKUPS` of the largest `known`: then it is the
-        longest of those that were looked up, and the next call goes on.
+        Exact for what is known, unless evictions outdated more than `LOOKUPS` of the smallest
+        ranks: then it is the smallest of those that were looked up, and the next call goes on.
         """
         looked_up = []
-        for _ in range(min(LOOKUPS, len(self._warm))):
-            entry = self.entries[self._warm[0][1]]
-            known = entry.known
-            if self.look_up(entry) >= known:
+        for _ in range(min(LOOKUPS, len(self._ranks))):
+            rank = self._ranks[0]
+            entry = self.entries[rank[1]]
+            self._look_up(entry)
+            if self._rank(entry) <= rank:
                 return entry
             looked_up.append(entry)
-        return min(looked_up, key=lambda e: (-e.known, e.arrival))
-
-    def look_up(self, entry: Entry) -> int:
-        """How much of the prompt is cached now, in tokens."""
-        source = entry.source
-        if source is None or source.done or source.lease is None:
-            self._learn(entry, known=self._peek(entry))
-        return entry.known
+        return min(looked_up, key=self._rank)
 
     def neighbours(self, path: Path | Key) -> tuple[Entry | None, Entry | None]:
         """The entries between which `path` stands, or would stand; it is neither of them."""
@@ -165,7 +167,7 @@ class Waiting:
         return pages * self._cache.page_size
 
     def work(self, namespace: Namespace, tokens: bytes) -> int:
-        """By how much `tokens` of the waiting requests would grow with this prompt."""
+        """What of this prompt would have to be computed for it, in tokens."""
         path = path_of(namespace, tokens)
         found = [self._cache.peek(namespace, tokens)]
         found += [self.share(path, e.key) for e in self.neighbours(path) if e is not None]
@@ -180,12 +182,15 @@ class Waiting:
             self.preempted.remove(entry.arrival)
         else:
             self.arrivals.remove(entry.arrival)
-            self._warm.remove((-entry.known, entry.arrival))
+            self._ranks.remove(self._rank(entry))
         if after is not None:
             self._learn(after, shared=self._shared(after, before))
 
     def _tell(self, gone: Entry, known: int, source: Request | None) -> None:
-        for other in self.neighbours(gone.key):
+        """The neighbours learn; so does the first longer one, since equals cannot use it all."""
+        namespace, tokens, _ = gone.key
+        longer = self.neighbours((namespace, tokens + b"\0"))[1]
+        for other in (*self.neighbours(gone.key), longer):
             if other is not None:
                 cached = min(known, self.share(other.key, gone.key))
                 if cached > other.known:
@@ -216,6 +221,11 @@ class Waiting:
     def _shared(self, entry: Entry, before: Entry | None) -> int:
         return 0 if before is None else self.share(entry.key, before.key)
 
+    def _look_up(self, entry: Entry) -> None:
+        source = entry.source
+        if source is None or source.done or source.lease is None:
+            self._learn(entry, known=self._peek(entry))
+
     def _peek(self, entry: Entry) -> int:
         submit = entry.request.submit
         return self._cache.peek(submit.namespace, entry.key[1])
@@ -230,10 +240,12 @@ class Waiting:
     ) -> None:
         self.tokens -= entry.work
         if known is not None:
-            if known != entry.known and not entry.request.preempted:
-                self._warm.remove((-entry.known, entry.arrival))
-                self._warm.add((-known, entry.arrival))
+            ranks = not entry.request.preempted
+            if ranks:
+                self._ranks.remove(self._rank(entry))
             entry.known, entry.source = known, source
+            if ranks:
+                self._ranks.add(self._rank(entry))
         if shared is not None:
             entry.shared = shared
         self.tokens += entry.work

@@ -73,8 +73,9 @@ def test_siblings_share_a_second_level_above_a_cached_one() -> None:
     assert sum(engine.cached[f"{i}"] for i in range(6)) == 20 + 5 * 40
 
 
-def test_an_aborted_leader_hands_over() -> None:
-    engine = Engine(ready(step_tokens=8))
+@pytest.mark.parametrize("order", sorted(ORDERS))
+def test_an_aborted_leader_hands_over(order: str) -> None:
+    engine = Engine(ready(step_tokens=8), SchedulerConfig(schedule_policy=order))
     for name in "ab":
         engine.submit(name, PROMPT, 4)
     engine.order()
