@@ -8,7 +8,7 @@ span of any length in one call) and are always compared, never only hashed. All 
 The tree owns its pages but not their life: `PrefixCache` moves pages in and out.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 from sortedcontainers import SortedDict
 
@@ -35,11 +35,13 @@ class Node:
         "hits",
         "holds",
         "id",
+        "kind",
         "last_used",
         "namespace",
         "order",
         "pages",
         "parent",
+        "priority",
         "tokens",
     )
 
@@ -56,6 +58,8 @@ class Node:
         self.last_used = 0
         self.created = 0
         self.hits = 0
+        self.priority = 0  # the highest of the requests that used it
+        self.kind = -1  # the policy's, from the moment nobody stands here to the next use
         self.order: tuple[int, int, int] | None = None  # key in the evictable set
         self.namespace: Hashable = None  # of a root
 
@@ -63,7 +67,7 @@ class Node:
 class RadixTree:
     """Match, insert, split, evict. Counts what it owns in `num_pages`, `num_nodes`, `guarded`."""
 
-    def __init__(self, page_size: int, policy: Policy) -> None:
+    def __init__(self, page_size: int, policy: Callable[[], Policy]) -> None:
         self.page_size = page_size
         self.page_bytes = page_size * TOKEN_BYTES
         self.roots: dict[Hashable, Node] = {}
@@ -71,7 +75,7 @@ class RadixTree:
         self.num_pages = 0
         self.num_nodes = 0  # without roots
         self.guarded = 0  # pages in guarded nodes
-        self._policy = policy
+        self._policy = policy()
         self._clock = 0
         self._next_id = 0
 
@@ -142,12 +146,14 @@ class RadixTree:
         if found == len(pages):
             return node, found
         tokens, pages = tokens[found * self.page_bytes :], pages[found:]
+        place = (node.id, tokens[: self.page_bytes])
         sole = node.holds == (1 if node is start else 0)
         if node.parent is not None and sole and not node.children:
             node.tokens += tokens  # only the caller stands here: the leaf grows, no chain of leaves
             node.pages += pages
         else:
             node = self._add(node, tokens, pages)
+        self._policy.stored(node, place, len(pages), self._clock)
         self.num_pages += len(pages)
         if node.guards:
             self.guarded += len(pages)
@@ -168,6 +174,7 @@ class RadixTree:
         cut = keep * self.page_bytes
         upper = Node(self._new_id(), node.parent, node.tokens[:cut], node.pages[:keep])
         upper.created, upper.last_used, upper.hits = node.created, node.last_used, node.hits
+        upper.priority, upper.kind = node.priority, node.kind
         upper.holds = 1  # its child
         upper.guards = 1 if node.guards else 0
         node.parent.children[upper.tokens[: self.page_bytes]] = upper
@@ -189,11 +196,13 @@ class RadixTree:
         self._unguard(node)
         self._drop(node)
 
-    def touch(self, node: Node, *, hit: bool) -> None:
+    def touch(self, node: Node, *, hit: bool, priority: int = 0) -> None:
         """Note a use. Only of a held node: its key in the evictable set must not change."""
         assert node.order is None, "an evictable node is touched"
+        self._policy.used(node, self._clock, hit=hit)
         node.last_used = self.tick()
         node.hits += hit
+        node.priority = max(node.priority, priority)
 
     def tick(self) -> int:
         """The next value of the logical clock: a counter, not the time of day."""
@@ -213,11 +222,12 @@ class RadixTree:
             if node.holds == 1:
                 del self.roots[node.namespace]
         elif node.holds == 0:
+            self._policy.rested(node)
             self._file(node)
 
     def order_of(self, node: Node) -> tuple[int, int, int]:
         """The key under which `node` stands, or would stand, in the evictable set."""
-        return (self._policy(node), node.last_used, node.id)
+        return (self._policy.key(node), node.last_used, node.id)
 
     def _file(self, node: Node) -> None:
         node.order = self.order_of(node)
@@ -249,14 +259,20 @@ class RadixTree:
         """
         freed: list[int] = []
         while len(freed) < count and self.evictable:
-            _, node = self.evictable.peekitem(0)
-            short = count - len(freed)
+            node = self._policy.victim(self.evictable, self._clock)
+            short = min(count - len(freed), len(node.pages))
             if short < len(node.pages):
+                first = len(node.tokens) - short * self.page_bytes
+                place = (node.id, node.tokens[first : first + self.page_bytes])
+                self._policy.evicted(node, place, short)
                 freed += node.pages[-short:]
                 del node.pages[-short:]
-                node.tokens = node.tokens[: -short * self.page_bytes]
+                node.tokens = node.tokens[:first]
                 self.num_pages -= short
             else:
+                assert node.parent is not None, "roots are never evictable"
+                place = (node.parent.id, node.tokens[: self.page_bytes])
+                self._policy.evicted(node, place, short)
                 freed += node.pages
                 self._remove(node)
         return freed
@@ -282,6 +298,7 @@ class RadixTree:
         # A path is used when its end is used: what the parent did not see, it learns here.
         parent.last_used = max(parent.last_used, node.last_used)
         parent.hits = max(parent.hits, node.hits)
+        parent.priority = max(parent.priority, node.priority)
         self._drop(parent)
 
     # ---- small parts -----------------------------------------------------------------------------
