@@ -81,7 +81,7 @@ NEW_CHAT, ASKED_TWICE, ASKED_OFTEN, NEW_BRANCH = 0, 2, 3, 4  # kinds of leaves; 
 KINDS = 5
 GHOSTS = 8192  # evicted places that are remembered, the latest
 HALVE_AFTER = 4096  # rests after which all that was learned counts half
-RANK_AFTER = 64  # evictions for which a ranking is good
+RANK_AFTER = 16  # rests after which a ranking is stale
 
 
 class Habit:
@@ -135,7 +135,7 @@ class Reuse(Policy):
         self._ghosts: dict[Place, tuple[int, int, int, int]] = {}  # kind, last use, hits, pages
         self._ranking: list[tuple[float, int, int, int]] = []  # worth, -least age, end of age, kind
         self._rests = 0
-        self._ranked_for = 0  # evictions that the ranking is still good for
+        self._stale_at = 0  # rests
 
     def key(self, node: "Node") -> int:
         return node.kind if node.kind >= 0 else self._kind(node)
@@ -168,9 +168,8 @@ class Reuse(Policy):
             node.hits = max(node.hits, hits + 1)
 
     def victim(self, evictable: Any, clock: int) -> "Node":
-        if self._ranked_for == 0:
+        if self._rests >= self._stale_at:
             self._rank()
-        self._ranked_for -= 1
         for _, age, end, kind in self._ranking:
             at = evictable.bisect_left((kind, clock - end + 1))
             if at < len(evictable):
@@ -198,7 +197,7 @@ class Reuse(Policy):
                 self._ranking.append((value, -EDGES[b], EDGES[b + 1], kind))
             self._ranking.append((0.0, -EDGES[len(worth)], EDGES[-1], kind))
         self._ranking.sort()
-        self._ranked_for = RANK_AFTER
+        self._stale_at = self._rests + RANK_AFTER
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {
