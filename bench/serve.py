@@ -23,7 +23,8 @@ from tqdm import tqdm
 
 from bench import bound
 from bench.client import Outcome, body_of, connect, first_model, send
-from bench.workloads import DATA, Missing, Request, load
+from bench.workloads import DATA, Request, load
+from radixserve.simulate.workloads import Missing
 
 
 class Run:

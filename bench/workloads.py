@@ -4,15 +4,11 @@ Text sets become chats or plain prompts; traces of block ids become prompts of p
 ids that share exactly what the recorded prompts shared. Sends nothing; bench/serve.py does.
 """
 
-import csv
-import gzip
-import json
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import Any
+
+from radixserve.simulate.workloads import Blocks, Missing, Recorded, Text, read
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 TRACES = {
@@ -22,14 +18,7 @@ TRACES = {
     "azure_code": "azure_llm_2023/AzureLLMInferenceTrace_code.csv.gz",
     "azure_conv": "azure_llm_2023/AzureLLMInferenceTrace_conv.csv.gz",
 }
-MOONCAKE_BLOCK = 512
-AGENTIC_BLOCK = 64
-AZURE_BLOCK = 512  # not in the recording, which has lengths only; what `block` is a part of
 IDS = range(1000, 20000)  # ordinary tokens in every vocabulary we know
-
-
-class Missing(Exception):
-    """The data is not there; the message says where it was looked for."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +65,7 @@ def load(
         raise Missing(f"no set {name!r} in {data}; there is: {known}")
     chosen: dict[int, Request] = {}
     dropped: set[int] = set()
-    for request in read(name, data, block):
+    for request in map(prepared, read(data / TRACES.get(name, name), block)):
         if limit and len(chosen) == limit:
             break
         if (longest and request.length > longest) or dropped.intersection(request.after):
@@ -86,43 +75,29 @@ def load(
     return list(chosen.values())
 
 
-def read(name: str, data: Path, block: int) -> Iterator[Request]:
-    """All requests of a set, lazily."""
-    if name not in TRACES:
-        return read_text(data / name)
-    path = data / TRACES[name]
-    if name.startswith("mooncake"):
-        return read_mooncake(path, block or MOONCAKE_BLOCK)
-    if name == "agentic_code":
-        return read_agentic(path, block or AGENTIC_BLOCK)
-    return read_azure(path, block or AZURE_BLOCK)
+def prepared(recorded: Recorded) -> Request:
+    """The request as a server takes it."""
+    messages: tuple[tuple[str, str | None], ...] = ()
+    prompt: str | list[int] = []
+    if isinstance(recorded, Blocks):
+        prompt = tokens_of(recorded)
+    elif isinstance(recorded, Text) and recorded.plain:
+        prompt = "".join(text or "" for _, text in recorded.parts)
+    elif isinstance(recorded, Text):
+        messages = chat(recorded.parts)
+    return Request(
+        id=recorded.id,
+        session=recorded.session,
+        max_out=recorded.max_out,
+        messages=messages,
+        prompt=prompt,
+        n=recorded.n,
+        after=recorded.after,
+        at=recorded.at,
+    )
 
 
-def lines(path: Path) -> Iterator[Any]:
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        yield from map(json.loads, file)
-
-
-# ---- text ----------------------------------------------------------------------------------------
-
-
-def read_text(folder: Path) -> Iterator[Request]:
-    segments: list[str] = list(lines(folder / "segments.jsonl.gz"))
-    for row in lines(folder / "requests.jsonl.gz"):
-        parts = [(role, None if k is None else segments[k]) for role, k in row["prompt"]]
-        plain = all(role == "" for role, _ in parts)
-        yield Request(
-            id=row["id"],
-            session=row["session"],
-            max_out=row["max_out"],
-            messages=() if plain else chat(parts),
-            prompt="".join(text or "" for _, text in parts) if plain else [],
-            n=row.get("n", 1),
-            after=tuple(row.get("after", ())),
-        )
-
-
-def chat(parts: list[tuple[str, str | None]]) -> tuple[tuple[str, str | None], ...]:
+def chat(parts: tuple[tuple[str, str | None], ...]) -> tuple[tuple[str, str | None], ...]:
     """Recorded roles as system, user and assistant, which every server and template takes.
 
     Tool schemas go to the end of the system message, tool results become the user's messages: what
@@ -137,80 +112,17 @@ def chat(parts: list[tuple[str, str | None]]) -> tuple[tuple[str, str | None], .
     return tuple(messages)
 
 
-# ---- traces --------------------------------------------------------------------------------------
+def tokens_of(recorded: Blocks) -> list[int]:
+    """Token ids of a prompt: those of a block depend on its id alone, the rest on the request."""
 
+    def drawn(seed: str, count: int) -> list[int]:
+        return random.Random(seed).choices(IDS, k=count)
 
-def tokens_of(scope: str, blocks: Iterator[int] | list[int], block: int, length: int) -> list[int]:
-    """`length` token ids, `block` for each id: a function of scope, id and position alone."""
+    covered = min(recorded.covered, recorded.length)
     ids: list[int] = []
-    for number in blocks:
-        if len(ids) >= length:
+    for number in recorded.ids:
+        if len(ids) >= covered:
             break
-        ids += random.Random(f"{scope}/{number}").choices(IDS, k=block)
-    return ids[:length]
-
-
-def shrunk(length: int, block: int, recorded: int) -> int:
-    """A recorded length in tokens where `recorded` of them have become `block`, at least 1."""
-    return max(1, -(-length * block // recorded))
-
-
-def read_mooncake(path: Path, block: int) -> Iterator[Request]:
-    for number, row in enumerate(lines(path)):
-        length = shrunk(row["input_length"], block, MOONCAKE_BLOCK)
-        yield Request(
-            id=number,
-            session=str(number),
-            max_out=shrunk(row["output_length"], block, MOONCAKE_BLOCK),
-            prompt=tokens_of("mooncake", row["hash_ids"], block, length),
-            at=row["timestamp"] / 1000,
-        )
-
-
-def calls(rows: list[dict[str, Any]], start: float) -> Iterator[tuple[float, dict[str, Any]]]:
-    """(seconds from the session's start, row); calls of a sub-agent stand where it was started."""
-    for row in rows:
-        if row["type"] == "subagent":
-            yield from calls(row["requests"], start + row["t"])
-        else:
-            yield start + row["t"], row
-
-
-def read_agentic(path: Path, block: int) -> Iterator[Request]:
-    """Sessions one after another; each call follows the one before it in its session."""
-    number = 0
-    for session in lines(path):
-        previous: tuple[int, ...] = ()
-        for at, row in calls(session["requests"], 0.0):
-            runs = zip(row["hash_runs"][::2], row["hash_runs"][1::2], strict=True)
-            ids = [k for start, count in runs for k in range(start, start + count)]
-            length = shrunk(row["in"], block, AGENTIC_BLOCK)
-            # The end of a prompt, less than a block, has no id: it is this request's own.
-            blocks = [*ids, -1 - number]
-            yield Request(
-                id=number,
-                session=session["id"],
-                max_out=shrunk(row["out"], block, AGENTIC_BLOCK),
-                prompt=tokens_of(session["id"], blocks, block, length),
-                after=previous,
-                at=at,
-            )
-            previous = (number,)
-            number += 1
-
-
-def read_azure(path: Path, block: int) -> Iterator[Request]:
-    """Lengths and arrivals only: no two prompts share anything."""
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        start: datetime | None = None
-        for number, row in enumerate(csv.DictReader(file)):
-            now = datetime.fromisoformat(row["TIMESTAMP"][:26])
-            start = start or now
-            length = shrunk(int(row["ContextTokens"]), block, AZURE_BLOCK)
-            yield Request(
-                id=number,
-                session=str(number),
-                max_out=shrunk(int(row["GeneratedTokens"]), block, AZURE_BLOCK),
-                prompt=tokens_of("azure", [number], length, length),
-                at=(now - start).total_seconds(),
-            )
+        ids += drawn(f"block {number}", recorded.block)
+    own = recorded.length - covered
+    return ids[:covered] + drawn(f"own {recorded.id}", own)

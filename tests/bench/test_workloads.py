@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from bench.bound import Prefixes
-from bench.workloads import DATA, IDS, Missing, load, names
+from bench.workloads import DATA, IDS, load, names
+from radixserve.simulate.workloads import Missing
 
 
 def test_text_becomes_chats_and_prompts(data: Path) -> None:

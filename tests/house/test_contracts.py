@@ -16,6 +16,7 @@ LEGAL = {
     "radixserve/launch.py": "from radixserve import cache, channel, config, models",
     "radixserve/child.py": "",
     "radixserve/llm.py": "import torch\nfrom radixserve import scheduler, worker, config",
+    "radixserve/simulate/__init__.py": "import numpy\nfrom radixserve import scheduler, cache",
     "radixserve/api/__init__.py": "import fastapi\nfrom radixserve import tokenizer",
     "radixserve/tokenizer/__init__.py": "import transformers\nfrom radixserve import channel",
     "radixserve/scheduler/__init__.py": "from radixserve import cache, channel, child, messages",
@@ -46,6 +47,10 @@ ILLEGAL = [
     ("radixserve/scheduler/x.py", "import torch"),
     ("radixserve/tokenizer/x.py", "import torch.nn"),
     ("radixserve/launch.py", "import torch"),
+    ("radixserve/simulate/x.py", "import torch"),
+    ("radixserve/simulate/x.py", "import zmq"),
+    ("radixserve/simulate/x.py", "import radixserve.channel"),
+    ("radixserve/scheduler/x.py", "import radixserve.simulate"),
     ("radixserve/worker/x.py", "import triton"),
     ("radixserve_kernels/x.py", "import radixserve.config"),
     ("radixserve/extra/__init__.py", ""),  # a room that no contract speaks of
