@@ -23,10 +23,22 @@ class Lease:
     `duplicates` until release: no reader of the page table is ever surprised.
     """
 
-    __slots__ = ("committed", "duplicates", "namespace", "node", "num_tokens", "pages", "released")
+    __slots__ = (
+        "committed",
+        "duplicates",
+        "namespace",
+        "node",
+        "num_tokens",
+        "pages",
+        "priority",
+        "released",
+    )
 
-    def __init__(self, namespace: Hashable, node: Node, pages: list[int], num_tokens: int) -> None:
+    def __init__(
+        self, namespace: Hashable, node: Node, pages: list[int], num_tokens: int, priority: int
+    ) -> None:
         self.namespace = namespace
+        self.priority = priority  # of what it uses, to the eviction policy of that name
         self.node = node
         self.pages = pages
         self.committed = len(pages)
@@ -58,7 +70,9 @@ class PrefixCache:
     def num_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
-    def acquire(self, namespace: Hashable, tokens: Tokens, headroom: int = 0) -> Lease | None:
+    def acquire(
+        self, namespace: Hashable, tokens: Tokens, headroom: int = 0, *, priority: int = 0
+    ) -> Lease | None:
         """A lease on the longest cached prefix of `tokens` (int32 bytes), or None.
 
         At least one token is left to compute, since its logits are wanted. None, and nothing is
@@ -70,8 +84,8 @@ class PrefixCache:
         if self.num_pages(total) - len(pages) + headroom > self.available:
             self.tree.drop(node)
             return None
-        self.tree.touch(node, hit=bool(pages))
-        lease = Lease(namespace, node, pages, len(pages) * self.page_size)
+        self.tree.touch(node, hit=bool(pages), priority=priority)
+        lease = Lease(namespace, node, pages, len(pages) * self.page_size, priority)
         self.leases.add(lease)
         return lease
 
@@ -91,7 +105,7 @@ class PrefixCache:
         node, pages = self.tree.descend(lease.node, tokens, lease.committed, limit)
         if pages:
             self._move(lease, node)
-            self.tree.touch(node, hit=True)
+            self.tree.touch(node, hit=True, priority=lease.priority)
             lease.pages += pages
             lease.committed = len(lease.pages)
             lease.num_tokens = lease.committed * self.page_size
@@ -129,7 +143,7 @@ class PrefixCache:
         lease.released = True
         self.leases.remove(lease)
         self.pool.give(lease.own)
-        self.tree.touch(lease.node, hit=False)
+        self.tree.touch(lease.node, hit=False, priority=lease.priority)
         self.tree.drop(lease.node)
 
     def discard(self, lease: Lease) -> None:
