@@ -3,8 +3,8 @@
 A policy gives each leaf a key when it becomes evictable; the smallest goes first, ties to the least
 recently used. Keys may use what a node remembers of its use (`last_used`, `created`, `hits`,
 `priority`, `kind`), which changes only while the node is held and so outside the evictable set. A
-policy that learns also sees what is evicted and what comes back, and may choose by more than the key.
-Every hook is O(1) or O(log leaves).
+policy that learns also sees what is evicted and what comes back, and may choose by more than the
+key. Every hook is O(1), the choice O(log leaves).
 """
 
 from bisect import bisect_right
@@ -133,7 +133,7 @@ class Reuse(Policy):
     def __init__(self) -> None:
         self._habits = [Habit() for _ in range(KINDS)]
         self._ghosts: dict[Place, tuple[int, int, int, int]] = {}  # kind, last use, hits, pages
-        self._ranking: list[tuple[float, int, int, int]] = []  # worth, -least age, end of age, kind
+        self._ranking: list[tuple[float, int, int, int]] = []  # worth, minus age, end of age, kind
         self._rests = 0
         self._stale_at = 0  # rests
 
@@ -170,11 +170,11 @@ class Reuse(Policy):
     def victim(self, evictable: Any, clock: int) -> "Node":
         if self._rests >= self._stale_at:
             self._rank()
-        for _, age, end, kind in self._ranking:
-            at = evictable.bisect_left((kind, clock - end + 1))
+        for _, minus_age, end, kind in self._ranking:
+            at = evictable.bisect_left((kind, clock - end + 1))  # the oldest younger than `end`
             if at < len(evictable):
                 (found, last_used, _), node = evictable.peekitem(at)
-                if found == kind and last_used <= clock + age:
+                if found == kind and last_used <= clock + minus_age:
                     leaf: Node = node
                     return leaf
         return super().victim(evictable, clock)

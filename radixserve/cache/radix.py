@@ -15,6 +15,7 @@ from sortedcontainers import SortedDict
 from radixserve.cache.eviction import Policy
 
 TOKEN_BYTES = 4
+NOBODYS = -(2**63)  # below all priorities
 
 Tokens = bytes | bytearray
 
@@ -58,7 +59,7 @@ class Node:
         self.last_used = 0
         self.created = 0
         self.hits = 0
-        self.priority = 0  # the highest of the requests that used it
+        self.priority = NOBODYS  # the highest of the requests that used it
         self.kind = -1  # the policy's, from the moment nobody stands here to the next use
         self.order: tuple[int, int, int] | None = None  # key in the evictable set
         self.namespace: Hashable = None  # of a root
