@@ -18,9 +18,9 @@ import shlex
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import cycle, islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from tqdm import tqdm
 from bench.record import RESULTS, append, entry
 from bench.workloads import DATA, TRACES
 from radixserve.cache import POLICIES, PagePool, PrefixCache, RadixTree
-from radixserve.messages import INT32_BYTES
+from radixserve.messages import INT32_BYTES, Namespace
 from radixserve.simulate import optimum
 from radixserve.simulate.clients import serial
 from radixserve.simulate.tokens import Call, Encoder
@@ -128,18 +128,25 @@ def recorded(name: str, data: Path) -> list[Recorded]:
     return [request for request in requests if request.session not in too_long]
 
 
+def one_off(encoder: Encoder, batch: Sequence[Recorded]) -> Iterator[Call]:
+    """Without end, in random order; a second round shares nothing with the first."""
+    shuffled = random.Random(1).sample(batch, len(batch))
+    for number in count():
+        for request in shuffled:
+            yield replace(encoder.call(request), namespace=Namespace(salt=str(number)))
+
+
 def stream(name: str, order: str, data: Path) -> Stream:
     encoder = Encoder(outputs=True, samples=True)
     if order != "sweep":
         calls = list(encoder.stream(ordered(recorded(name, data), order)))
         return Stream(calls, [True] * len(calls))
     chat, sweep = name.split("+")
-    batch = recorded(sweep, data)
-    endless = cycle(random.Random(1).sample(batch, len(batch)))
+    batch = one_off(encoder, recorded(sweep, data))
     both = Stream([], [])
     for request in ordered(recorded(chat, data), str(CHAT_USERS)):
         mine = encoder.calls(request)
-        others = [encoder.call(r) for r in islice(endless, SWEEP)]
+        others = list(islice(batch, SWEEP))
         both.calls.extend(mine + others)
         both.chat.extend([True] * len(mine) + [False] * len(others))
     return both

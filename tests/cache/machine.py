@@ -47,13 +47,19 @@ class CacheMachine(RuleBasedStateMachine):
         self.written: dict[tuple[int, int], bytes] = {}  # (page, offset) -> the prefix it ends
 
     @rule(
-        target=readers, prompt=PROMPT, namespace=st.sampled_from("ab"), headroom=st.integers(0, 2)
+        target=readers,
+        prompt=PROMPT,
+        namespace=st.sampled_from("ab"),
+        headroom=st.integers(0, 2),
+        priority=st.integers(-1, 1),
     )
-    def acquire(self, prompt: list[int], namespace: str, headroom: int) -> Reader | None:
+    def acquire(
+        self, prompt: list[int], namespace: str, headroom: int, priority: int
+    ) -> Reader | None:
         tokens = bytearray(ids(prompt))
         available = self.cache.available
         expected = self.cache.peek(namespace, tokens)
-        lease = self.cache.acquire(namespace, tokens, headroom)
+        lease = self.cache.acquire(namespace, tokens, headroom, priority=priority)
         if lease is None:
             assert self.cache.available == available, "a failed admission changes nothing"
             assert self.cache.num_pages(len(prompt)) + headroom > available - expected

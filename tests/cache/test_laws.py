@@ -8,6 +8,7 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from radixserve.cache import POLICIES, PrefixCache, RadixTree
+from radixserve.cache.eviction import Policy
 from radixserve.cache.radix import Node
 from tests.cache.machine import CacheMachine
 
@@ -68,9 +69,9 @@ def keep_the_hold_of_a_failure(patch: pytest.MonkeyPatch) -> None:
     """A failed admission keeps its hold."""
     acquire, drop = PrefixCache.acquire, RadixTree.drop
 
-    def failing(self: PrefixCache, *args: Any) -> Any:
+    def failing(self: PrefixCache, *args: Any, **more: Any) -> Any:
         patch.setattr(RadixTree, "drop", lambda *a: None)
-        lease = acquire(self, *args)
+        lease = acquire(self, *args, **more)
         patch.setattr(RadixTree, "drop", drop)
         return lease
 
@@ -188,6 +189,11 @@ def compare_the_first_page_only(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def weigh_a_leaf_that_shrinks(patch: pytest.MonkeyPatch) -> None:
+    """A policy's key changes while its leaf is evictable: the leaf is shortened."""
+    patch.setattr(Policy, "key", lambda self, node: len(node.pages))
+
+
 def share_across_namespaces(patch: pytest.MonkeyPatch) -> None:
     """All namespaces share one root."""
     root = RadixTree._root
@@ -220,6 +226,7 @@ MISTAKES: list[Callable[[pytest.MonkeyPatch], None]] = [
     lose_count_of_the_size,
     forget_the_guard,
     compare_the_first_page_only,
+    weigh_a_leaf_that_shrinks,
     share_across_namespaces,
     rewrite_the_page_table,
 ]
