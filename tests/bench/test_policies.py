@@ -1,4 +1,4 @@
-"""The bench of eviction policies: its orders, its sweeps, and its figures beside the simulator's."""
+"""The bench of eviction policies: orders, sweeps, and its figures beside the simulator's."""
 
 import json
 from pathlib import Path
