@@ -158,6 +158,24 @@ def worker_environment() -> dict[str, str]:
     return {"GOMP_SPINCOUNT": "20000"} | os.environ
 
 
+def quotas(text: str) -> list[tuple[str, int, int]]:
+    """(tenant, floor, ceiling) of each `NAME=FLOOR:CEILING` in a comma-separated list.
+
+    Tokens; an empty bound is none. Raises ValueError with a sentence.
+    """
+    found = []
+    for part in filter(None, text.split(",")):
+        name, _, bounds = part.rpartition("=")
+        floor, colon, ceiling = bounds.partition(":")
+        if not name or not colon or not all(b.isdecimal() or not b for b in (floor, ceiling)):
+            raise ValueError(f"{part!r} is not NAME=FLOOR:CEILING in tokens")
+        low, high = int(floor or 0), int(ceiling or 0)
+        if high and low > high:
+            raise ValueError(f"the floor of {name!r} is above its ceiling")
+        found.append((name, low, high))
+    return found
+
+
 def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
@@ -197,6 +215,10 @@ def parse(argv: Sequence[str], choices: dict[str, tuple[str, ...]]) -> Config:
     p = parser(choices)
     args = vars(p.parse_args(argv))
     parts = {key: {name: args[name] for name in fields_of(part)} for key, part in PARTS.items()}
+    try:
+        quotas(args["tenant_quotas"])
+    except ValueError as error:
+        p.error(f"argument --tenant-quotas: {error}")
     try:
         return msgspec.convert(parts | {"log_level": args["log_level"]}, Config)
     except msgspec.ValidationError as error:

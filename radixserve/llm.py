@@ -11,13 +11,16 @@ from pathlib import Path
 
 from radixserve.config import Config, cache_home
 from radixserve.messages import (
+    CacheDirectives,
     Namespace,
+    Pinned,
     Rejected,
     RunStep,
     Sampling,
     Submit,
     TokenLogprobs,
     Tokens,
+    ToTokenizer,
     pack,
     unpack,
 )
@@ -27,6 +30,7 @@ from radixserve.worker.runner import Runner
 
 STEPS_AHEAD = 2  # as the scheduler process does it
 DEFAULT = Namespace()
+NO_DIRECTIVES = CacheDirectives()
 
 
 @dataclass
@@ -37,6 +41,7 @@ class Answer:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cached_tokens: int = 0
     finish: str = ""  # "stop", "length", or the code of a rejection
+    pins: list[Pinned] = field(default_factory=list)  # what became of its pins
 
 
 class LLM:
@@ -53,16 +58,24 @@ class LLM:
         prompts: Sequence[Sequence[int]],
         sampling: Sampling | Sequence[Sampling],
         max_tokens: int,
+        *,
         namespace: Namespace = DEFAULT,
+        priority: int = 0,
+        cache: CacheDirectives = NO_DIRECTIVES,
     ) -> list[Answer]:
-        """Answer `prompts` (token ids) together; one `Sampling` for all, or one each."""
+        """Answer `prompts` (token ids) together; one `Sampling` for all, or one each.
+
+        `namespace` (with the tenant), `priority` and `cache` hold for all of them.
+        """
         params = [sampling] * len(prompts) if isinstance(sampling, Sampling) else sampling
         answers: dict[str, Answer] = {}
         for prompt, one in zip(prompts, params, strict=True):
             name = str(self._submitted)
             self._submitted += 1
             answers[name] = Answer()
-            self.scheduler.submit(Submit(name, 0, pack(prompt), one, max_tokens, namespace))
+            self.scheduler.submit(
+                Submit(name, 0, pack(prompt), one, max_tokens, namespace, priority, cache)
+            )
         self._run(answers)
         return list(answers.values())
 
@@ -78,13 +91,19 @@ class LLM:
 
     def _collect(self, answers: dict[str, Answer]) -> None:
         for _, message in self.scheduler.outbox:
-            answer = answers[message.request_id]
-            match message:
-                case Rejected():
-                    answer.finish = message.code
-                case Tokens():
-                    answer.tokens += unpack(message.tokens)
-                    answer.logprobs += message.logprobs
-                    answer.cached_tokens = message.cached_tokens
-                    answer.finish = message.finish
+            _take(answers, message)
         self.scheduler.outbox.clear()
+
+
+def _take(answers: dict[str, Answer], message: ToTokenizer) -> None:
+    match message:
+        case Rejected():
+            answers[message.request_id].finish = message.code
+        case Pinned():
+            answers[message.request_id].pins.append(message)
+        case Tokens():
+            answer = answers[message.request_id]
+            answer.tokens += unpack(message.tokens)
+            answer.logprobs += message.logprobs
+            answer.cached_tokens = message.cached_tokens
+            answer.finish = message.finish

@@ -4,6 +4,7 @@ No text of a Python exception ever reaches a client.
 """
 
 import http
+import math
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -15,13 +16,27 @@ from radixserve.tokenizer.invalid import InvalidRequest
 
 
 class ApiError(Exception):
-    """An answer with a status of 4xx or 5xx."""
+    """An answer with a status of 4xx or 5xx.
+
+    `retry_after`: seconds after which trying again makes sense; 0: it does not, or nobody knows.
+    """
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float = 0.0,
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.headers: dict[str, str] = {}
+        if retry_after > 0:
+            self.headers["retry-after"] = str(math.ceil(retry_after))
+        if status == 401:
+            self.headers["www-authenticate"] = "Bearer"
         self.body = {
             "error": {
                 "message": message,
@@ -45,7 +60,8 @@ def as_api_error(error: Exception) -> ApiError:
         case InvalidRequest():
             return ApiError(400, error.message, param=error.param, code=error.code)
         case RequestRejected():
-            return ApiError(REJECTIONS.get(error.code, 500), str(error), code=error.code)
+            status = REJECTIONS.get(error.code, 500)
+            return ApiError(status, str(error), code=error.code, retry_after=error.retry_after)
         case EngineStopped():
             return ApiError(503, str(error), code="engine_stopped")
         case HTTPException():
@@ -61,10 +77,9 @@ async def _answer(request: Request, error: Exception) -> Response:
     """Turns any error raised in a route into a response."""
     answer = as_api_error(error)
     response = json_response(answer.body, answer.status)
+    response.headers.update(answer.headers)
     if isinstance(error, HTTPException) and error.headers:
         response.headers.update(error.headers)
-    if answer.status == 401:
-        response.headers["www-authenticate"] = "Bearer"
     return response
 
 

@@ -50,9 +50,12 @@ class Front:
 
         A late heartbeat alone refuses nothing: that is for `/health` to tell.
         """
-        if self.engine.stopped or self.engine.ready is None:
-            raise ApiError(503, self.engine.trouble(), code="engine_unavailable")
-        return self.engine.ready
+        engine = self.engine
+        if engine.stopped:
+            raise ApiError(503, engine.stopped, code="engine_unavailable")
+        if engine.ready is None:
+            raise ApiError(503, engine.trouble(), code="engine_unavailable", retry_after=1)
+        return engine.ready
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model:

@@ -15,7 +15,8 @@ def routes(engine: Engine) -> APIRouter:
     @router.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         if trouble := engine.trouble():
-            raise ApiError(503, trouble, code="unhealthy")
+            wait = 0 if engine.stopped else 1
+            raise ApiError(503, trouble, code="unhealthy", retry_after=wait)
         return json_response({"status": "ok"})
 
     return router

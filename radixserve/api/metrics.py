@@ -4,14 +4,14 @@ A request here is one choice: with n choices a prompt counts n times, as the eng
 `radixserve_cached_tokens_total` grows by exactly what `usage` reports for a request with n = 1.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from fastapi import APIRouter, Response
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from radixserve.messages import Ready, Stats
+from radixserve.messages import Ready, Stats, TenantStats
 from radixserve.tokenizer.engine import Engine
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -26,6 +26,8 @@ GAUGES = {  # field of Stats -> name, help
     "pages_tree": ("kv_pages_tree", "pages held by the radix tree"),
     "pages_evictable": ("kv_pages_evictable", "pages of the tree that no request holds"),
     "nodes": ("tree_nodes", "nodes of the radix tree"),
+    "queued_tokens": ("queued_tokens", "uncached prompt tokens of the requests in the queue"),
+    "pages_pinned": ("kv_pages_pinned", "pages of the tree that pins keep"),
     "waiting_on_step": ("step_age_seconds", "age of the oldest step without a result"),
 }
 COUNTERS = {
@@ -36,14 +38,35 @@ COUNTERS = {
         "prompt tokens, counted when a prompt is complete",
     ),
     "cached_tokens": ("scheduler_cached_tokens", "of those, not computed"),
+    "reachable_tokens": (
+        "scheduler_reachable_tokens",
+        "prompt tokens cached, or that would be if nothing had been evicted",
+    ),
+    "copied_tokens": ("scheduler_copied_tokens", "of those cached, copied from part of a page"),
     "computed_tokens": ("scheduler_computed_tokens", "tokens computed, re-computation included"),
     "generated_tokens": ("scheduler_generated_tokens", "tokens sampled"),
     "evicted_pages": ("scheduler_evicted_pages", "pages evicted from the tree"),
+    "invalidated_pages": ("scheduler_invalidated_pages", "pages that invalidations took"),
+    "pins_refused": ("scheduler_refused_pins", "pins that were refused"),
     "preemptions": ("scheduler_preemptions", "requests put back into the queue"),
     "aborted": ("scheduler_aborted_requests", "requests aborted"),
     "finished": ("scheduler_finished_requests", "requests finished"),
     "rejected": ("scheduler_rejected_requests", "requests rejected"),
 }
+TENANT_GAUGES = {  # field of TenantStats -> name, help
+    "cached": ("tenant_kv_tokens_cached", "tokens in the radix tree, by tenant"),
+    "running": ("tenant_kv_tokens_running", "tokens in running requests' own pages, by tenant"),
+}
+TENANT_COUNTERS = {
+    "prompt_tokens": (
+        "tenant_prompt_tokens",
+        "prompt tokens, counted when a prompt is complete, by tenant",
+    ),
+    "cached_tokens": ("tenant_cached_tokens", "of those, not computed, by tenant"),
+    "computed_tokens": ("tenant_computed_tokens", "tokens computed, by tenant"),
+}
+NAMED_TENANTS = 100  # most tenants with series of their own, the first ones that came
+OTHER = "other"  # the label of all the rest together, and of who has that name
 
 
 class Metrics:
@@ -133,6 +156,24 @@ def _state(stats: Stats) -> Iterable[Metric]:
         yield GaugeMetricFamily(f"radixserve_{name}", text, value=getattr(stats, field))
     for field, (name, text) in COUNTERS.items():
         yield CounterMetricFamily(f"radixserve_{name}", text, value=getattr(stats, field))
+    yield from _tenants(stats.tenants)
+
+
+def _tenants(tenants: Mapping[str, TenantStats]) -> Iterable[Metric]:
+    """One series for each tenant and metric. `tenants` is in order of appearance."""
+    groups: dict[str, list[TenantStats]] = {}
+    for place, (tenant, stats) in enumerate(tenants.items()):
+        groups.setdefault(tenant if place < NAMED_TENANTS else OTHER, []).append(stats)
+    family: GaugeMetricFamily | CounterMetricFamily
+    for kind, fields in (
+        (GaugeMetricFamily, TENANT_GAUGES),
+        (CounterMetricFamily, TENANT_COUNTERS),
+    ):
+        for field, (name, text) in fields.items():
+            family = kind(f"radixserve_{name}", text, labels=["tenant"])
+            for tenant, group in groups.items():
+                family.add_metric([tenant], sum(getattr(stats, field) for stats in group))
+            yield family
 
 
 def routes(metrics: Metrics, engine: Engine) -> APIRouter:

@@ -8,12 +8,12 @@ key. Every hook is O(1), the choice O(log leaves).
 """
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from radixserve.cache.radix import Node
+    from radixserve.cache.node import Node
 
 # Where pages stood: the id of the node above them, and the tokens of their first page.
 Place = tuple[int, bytes]
@@ -28,9 +28,9 @@ class Policy:
         """The key of a leaf that becomes evictable; it must not change while the leaf is so."""
         return 0
 
-    def victim(self, evictable: Any, clock: int) -> "Node":
-        """The leaf that goes next, of a sorted, not empty dict (key, last use, id) -> node."""
-        node: Node = evictable.peekitem(0)[1]
+    def victim(self, sources: Sequence[Any], clock: int) -> "Node":
+        """The leaf that goes next, of sorted, not empty dicts (key, last use, id) -> node."""
+        node: Node = min(leaves.peekitem(0) for leaves in sources)[1]
         return node
 
     def rested(self, node: "Node") -> None:
@@ -167,17 +167,18 @@ class Reuse(Policy):
             self._returned(kind, clock - last_used, min(pages, count))
             node.hits = max(node.hits, hits + 1)
 
-    def victim(self, evictable: Any, clock: int) -> "Node":
+    def victim(self, sources: Sequence[Any], clock: int) -> "Node":
         if self._rests >= self._stale_at:
             self._rank()
         for _, minus_age, end, kind in self._ranking:
-            at = evictable.bisect_left((kind, clock - end + 1))  # the oldest younger than `end`
-            if at < len(evictable):
-                (found, last_used, _), node = evictable.peekitem(at)
-                if found == kind and last_used <= clock + minus_age:
-                    leaf: Node = node
-                    return leaf
-        return super().victim(evictable, clock)
+            for leaves in sources:
+                at = leaves.bisect_left((kind, clock - end + 1))  # the oldest younger than `end`
+                if at < len(leaves):
+                    (found, last_used, _), node = leaves.peekitem(at)
+                    if found == kind and last_used <= clock + minus_age:
+                        leaf: Node = node
+                        return leaf
+        raise AssertionError("every kind and age has a rank")
 
     def _kind(self, node: "Node") -> int:
         if node.hits:

@@ -1,6 +1,11 @@
 """The pool of free pages: numbers only, the K/V tensors behind them live in the worker."""
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable
+
+
+def no_pages() -> "array[int]":
+    return array("i")
 
 
 class PagePool:
@@ -12,27 +17,29 @@ class PagePool:
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self._free = list(range(num_pages - 1, -1, -1))
+        self._free = array("i", range(num_pages - 1, -1, -1))
 
     def __len__(self) -> int:
         """Number of free pages."""
         return len(self._free)
 
     @property
-    def free(self) -> Sequence[int]:
+    def free(self) -> "array[int]":
         """The free page ids; not to be changed."""
         return self._free
 
-    def take(self, count: int) -> list[int]:
+    def take(self, count: int) -> "array[int]":
         """`count` free pages, which the caller now owns."""
         assert 0 <= count <= len(self._free), f"{count} pages wanted, {len(self._free)} are free"
         if count == 0:
-            return []
+            return no_pages()
         taken = self._free[: -count - 1 : -1]
         del self._free[-count:]
         return taken
 
-    def give(self, pages: Sequence[int]) -> None:
+    def give(self, pages: Iterable[int]) -> None:
         """Take back pages that the caller owned."""
-        self._free.extend(reversed(pages))
+        back = array("i", pages)
+        back.reverse()
+        self._free += back
         assert len(self._free) <= self.num_pages, "a page came back twice"

@@ -12,15 +12,15 @@ from radixserve.child import become_child, parent_alive
 from radixserve.config import Config
 from radixserve.messages import (
     Abort,
+    Failed,
+    Invalidate,
     Ready,
-    Rejected,
     RunStep,
+    SetQuota,
     Started,
-    Stats,
     StepDone,
     Stop,
     Submit,
-    Tokens,
     ToLaunch,
     ToScheduler,
     ToTokenizer,
@@ -28,6 +28,7 @@ from radixserve.messages import (
     WorkerReady,
 )
 from radixserve.scheduler.scheduler import Scheduler
+from radixserve.scheduler.trace import TraceWriter
 
 log = logging.getLogger("radixserve.scheduler")
 
@@ -49,6 +50,7 @@ class Process:
         self.stopped = False
         self._sent: dict[int, float] = {}  # step in flight -> when it was sent
         self._beat = 0.0
+        self._recorder: TraceWriter | None = None
 
     def run(self) -> None:
         """Serve until a Stop comes or the parent is gone."""
@@ -58,6 +60,8 @@ class Process:
             if self.scheduler is not None:
                 self._order(self.scheduler)
                 self._tell(self.scheduler)
+        if self._recorder:
+            self._recorder.close()
         self.worker.close()
         self.launch.close()
         for tokenizer in self.tokenizers.values():
@@ -76,12 +80,28 @@ class Process:
                 self.scheduler.submit(message)
             case Abort():
                 self.scheduler.abort(message.request_id)
+            case Invalidate():
+                self.scheduler.invalidate(message)
+            case SetQuota():
+                self.scheduler.set_quota(message)
             case StepDone():
                 del self._sent[message.step]
                 self.scheduler.done(message)
 
     def _begin(self, worker: WorkerReady) -> None:
-        scheduler = self.scheduler = Scheduler(self.config.scheduler, worker)
+        scheduler = Scheduler(self.config.scheduler, worker)
+        if path := self.config.scheduler.record_trace:
+            try:
+                self._recorder = TraceWriter(
+                    path, worker.page_size, worker.fingerprint, scheduler.clock
+                )
+            except OSError as error:
+                reason = f"cannot record a trace in {path}: {error.strerror}"
+                self.launch.send([Failed("scheduler", reason)])
+                self.stopped = True
+                return
+            scheduler.observer = self._recorder
+        self.scheduler = scheduler
         ready = Ready(
             context_length=worker.context_length,
             max_total_tokens=scheduler.max_total_tokens,
@@ -110,7 +130,7 @@ class Process:
 
     def _tell(self, scheduler: Scheduler) -> None:
         now = time.monotonic()
-        batches: dict[int, list[Tokens | Rejected | Stats]] = {}
+        batches: dict[int, list[ToTokenizer]] = {}
         for origin, message in scheduler.outbox:
             batches.setdefault(origin, []).append(message)
         scheduler.outbox.clear()

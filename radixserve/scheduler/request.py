@@ -2,8 +2,16 @@
 
 from dataclasses import dataclass, field
 
-from radixserve.cache import Lease
-from radixserve.messages import INT32_BYTES, Submit
+from radixserve.cache import Lease, Terms
+from radixserve.cache.lease import ALL
+from radixserve.messages import INT32_BYTES, CacheDirectives, Pin, Submit
+
+
+def terms_of(directives: CacheDirectives) -> Terms:
+    """What a request asks of the cache, in the cache's words."""
+    nothing = directives.read_only or directives.store_until == 0
+    store = 0 if nothing else directives.store_until if directives.store_until > 0 else ALL
+    return Terms(store, directives.read_only, directives.priority)
 
 
 @dataclass(eq=False, slots=True)
@@ -21,29 +29,33 @@ class Request:
     submit: Submit
     arrival: int  # position in the order of arrival
     max_tokens: int  # of the answer, within what the pool can hold
+    arrived: float = 0.0  # seconds of the scheduler's clock
     tokens: bytearray = field(init=False)  # int32 ids: prompt, then the answer so far
     prompt_len: int = field(init=False)
+    known: int = field(init=False)
+    tenant: str = field(init=False)
+    terms: Terms = field(init=False)
+    pins: list[Pin] = field(init=False)  # not answered yet, shortest first
     lease: Lease | None = None
     slot: int = -1
     told: int = 0  # pages of the lease that the worker has in the slot's table
-    admission: int = -1  # position in the order of admission, the latest if preempted
     ordered: int = 0
     unseen: int = 0  # tokens sampled by steps whose results are not back
     in_flight: int = 0  # steps without a result that name this request's slot
     hits: list[tuple[int, int]] = field(default_factory=list)  # of the prompt, not computed here
     seen: int = 0  # tokens that were reused or computed at any time, before a preemption too
-    passed: int = 0  # later arrivals that were admitted first
+    copied: int = 0  # of the reused tokens: copied from a page that is not shared
+    reachable: int = 0  # prompt tokens that were cached at admission, or had been and had left
     preempted: bool = False
     done: bool = False  # finished or aborted: runs no more, may still be named by a step
     lost: bool = False  # its K/V are no finite numbers: nobody may reuse them
 
     def __post_init__(self) -> None:
         self.tokens = bytearray(self.submit.prompt)
-        self.prompt_len = len(self.tokens) // INT32_BYTES
-
-    @property
-    def known(self) -> int:
-        return len(self.tokens) // INT32_BYTES
+        self.known = self.prompt_len = len(self.tokens) // INT32_BYTES
+        self.tenant = self.submit.namespace.tenant
+        self.terms = terms_of(self.submit.cache)
+        self.pins = sorted(self.submit.cache.pins, key=lambda pin: pin.tokens)
 
     @property
     def generated(self) -> int:
@@ -62,12 +74,17 @@ class Request:
     @property
     def wants_step(self) -> bool:
         """Whether another token is wanted beyond those already sampled."""
-        return not self.done and self.generated + self.unseen < self.max_tokens
+        return not self.done and self.known + self.unseen < self.prompt_len + self.max_tokens
 
     @property
     def committable(self) -> int:
         """Tokens that are both known and ordered, and so may go into the tree."""
         return min(self.ordered, self.known)
+
+    def append(self, token: bytes) -> None:
+        """The answer's next token, as int32 bytes."""
+        self.tokens += token
+        self.known += 1
 
     def reuse(self, num_tokens: int) -> None:
         """Go on behind tokens that were found in the tree.

@@ -12,33 +12,40 @@ still being computed, even within one step.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from msgspec.structs import replace
 
 from radixserve.cache import POLICIES, Lease, PagePool, PrefixCache, RadixTree
-from radixserve.config import SchedulerConfig
+from radixserve.config import SchedulerConfig, quotas
 from radixserve.messages import (
     INT32_BYTES,
-    Admit,
+    Invalidate,
+    Invalidated,
     Namespace,
+    Pinned,
     Rejected,
     Row,
     RunStep,
+    SetQuota,
     Stats,
     StepDone,
     Submit,
     TokenLogprobs,
     Tokens,
     WorkerReady,
-    pack,
     unpack,
 )
 from radixserve.scheduler.counters import Counters
-from radixserve.scheduler.order import ORDERS
-from radixserve.scheduler.plan import chunk
+from radixserve.scheduler.limits import Limits
+from radixserve.scheduler.plan import Step, chunk
 from radixserve.scheduler.queue import Queue
 from radixserve.scheduler.request import Request
+from radixserve.scheduler.running import Running, admit
+from radixserve.scheduler.snapshot import snapshot
+from radixserve.scheduler.trace import Observer
+
+Answer = Tokens | Rejected | Pinned | Invalidated
 
 
 class Scheduler:
@@ -49,75 +56,100 @@ class Scheduler:
         config: SchedulerConfig,
         worker: WorkerReady,
         clock: Callable[[], float] = time.monotonic,
+        observer: Observer | None = None,
     ) -> None:
-        tree = RadixTree(worker.page_size, POLICIES[config.radix_eviction_policy])
-        self.cache = PrefixCache(PagePool(worker.num_pages), tree)
+        policy = POLICIES[config.radix_eviction_policy]
+        tree = RadixTree(worker.page_size, policy, tenant_of)
+        self.cache = PrefixCache(
+            PagePool(worker.num_pages),
+            tree,
+            copy_pages=not config.disable_page_copy,
+            pin_budget=config.pin_budget,
+            ledger_pages=config.ledger_pages,
+        )
         self.config = config
         self.clock = clock
+        self.observer = observer
         self.max_running = worker.max_rows
         self.step_tokens = worker.step_tokens
         enough = self.max_running - 1 + worker.page_size
         assert self.step_tokens >= enough, "a step holds a page beside a token of every other slot"
-        self.max_total_tokens = min(worker.context_length, worker.num_pages * worker.page_size)
+        self.waiting = Queue(config, self.cache, clock)
+        self.limits = Limits(config, worker, self.cache, self.waiting)
+        self.max_total_tokens = self.limits.total
         self.requests: dict[str, Request] = {}
-        self.waiting = Queue(ORDERS[config.schedule_policy])
-        self.running: list[Request] = []  # in order of admission, so oldest first
-        self.outbox: list[tuple[int, Tokens | Rejected]] = []  # (origin, message)
+        self.running = Running(self.cache, worker.max_rows)
+        self.outbox: list[tuple[int, Answer]] = []  # (origin, message)
         self.counters = Counters()
-        self._slots = list(range(self.max_running - 1, -1, -1))
-        self._freed: list[int] = []  # slots to name in the next step
-        self._steps: dict[int, list[Request]] = {}  # in flight -> requests by sampling row
-        self._named: dict[int, list[Request]] = {}  # in flight -> requests by row
+        self._steps: dict[int, Step] = {}  # in flight
         self._drain = False  # order nothing before all results are in: pages are short
         self._arrivals = 0
-        self._admissions = 0
+        for tenant, floor, ceiling in quotas(config.tenant_quotas):
+            self.limits.set_quota(SetQuota(tenant, floor, ceiling))
 
     # ---- what comes in ---------------------------------------------------------------------------
 
     def submit(self, message: Submit) -> None:
         """Queue a request, or say why not."""
-        if refusal := self._refusal(message):
+        if refusal := self.limits.refusal(message, self.counters):
             self.counters.rejected += 1
             self.outbox.append((message.origin, refusal))
             return
         if self.config.disable_radix_cache:
             message = _alone(message)
-        room = self.max_total_tokens - len(message.prompt) // INT32_BYTES
-        request = Request(message, self._arrivals, min(message.max_tokens, room))
+        room = self.limits.room(message.namespace.tenant) - len(message.prompt) // INT32_BYTES
+        most = min(message.max_tokens, room)
+        request = Request(message, self._arrivals, most, self.clock())
         self._arrivals += 1
         self.requests[message.request_id] = request
         self.waiting.add(request)
 
     def abort(self, request_id: str) -> None:
         """End a request that nobody waits for. What it computed stays for others."""
-        request = self.requests.pop(request_id, None)
-        if request is None:
-            return
-        self.counters.aborted += 1
-        if request.lease is None:
-            self.waiting.remove(request)
-            request.done = True
-        else:
+        request = self.requests.get(request_id)
+        if request is not None:
+            self.counters.aborted += 1
             self._end(request)
+
+    def invalidate(self, message: Invalidate) -> None:
+        """Forget what is cached for a prefix, while requests run on it."""
+        tokens = self.cache.invalidate(message.namespace, message.prefix)
+        self.outbox.append((message.origin, Invalidated(message.request_id, tokens)))
+
+    def set_quota(self, message: SetQuota) -> None:
+        """Bound a tenant. Requests that can never be finished within the bounds are refused."""
+        self.limits.set_quota(message)
+        for request in [*self.requests.values()]:
+            refusal = self.limits.over_quota(request.submit, request.known)
+            if refusal is not None:
+                self._refuse(request, refusal)
+            else:
+                room = self.limits.room(request.tenant) - request.prompt_len
+                request.max_tokens = max(min(request.max_tokens, room), request.generated + 1)
 
     def done(self, result: StepDone) -> None:
         """Take the result of the oldest step in flight."""
-        sampled, named = self._steps.pop(result.step), self._named.pop(result.step)
-        self.counters.step_seconds += result.seconds
-        for request in named:
+        step = self._steps.pop(result.step)
+        self.counters.step_done(result.seconds, step.prefill + step.decodes)
+        for request in step.named:
             request.in_flight -= 1
-        tokens = unpack(result.tokens)
-        assert len(tokens) == len(sampled), "a step returns one token per row that wanted one"
+        data = result.tokens
+        tokens = unpack(data)
+        assert len(tokens) == len(step.sampling), "a step returns one token per row that wanted one"
         logprobs = result.logprobs or (None,) * len(tokens)
-        for request, token, logprob in zip(sampled, tokens, logprobs, strict=True):
+        at = 0
+        for request, token, logprob in zip(step.sampling, tokens, logprobs, strict=True):
             request.unseen -= 1
             if not request.done:
-                self._take(request, token, logprob)
-        for request in named:
-            if request.done and not request.in_flight:
-                self._leave(request)
+                self._take(request, token, data[at : at + INT32_BYTES], logprob)
+            at += INT32_BYTES
+        for request in step.named:
+            if request.done and not request.in_flight and request.lease is not None:
+                self.running.leave(request)
         if not self._steps:
             self._drain = False
+        if self.observer is not None:
+            self.observer.step(step.prefill, step.decodes, result.seconds)
 
     @property
     def in_flight(self) -> int:
@@ -132,264 +164,229 @@ class Scheduler:
 
     def next_step(self) -> RunStep | None:
         """Order one step, or None if there is nothing to do before more messages come."""
-        if self._drain:
+        if self._drain or not self.requests:
             return None
-        step = _Step(self.step_tokens)
+        self.cache.begin(self.clock())
+        step = Step(self.step_tokens)
         self._continue(step)
-        if not self._drain:
+        if not self._drain and self.running.free_slots and self.waiting:
             self._start(step)
         return self._send(step) if step.named else None
 
-    def _continue(self, step: "_Step") -> None:
+    def _continue(self, step: Step) -> None:
         """Rows of the running requests, oldest first; a prefill leaves every decode its token."""
-        decodes = sum(1 for r in self.running if r.wants_step and r.to_compute == 1)
-        for request in [*self.running]:
+        decodes = sum(r.known + r.unseen - r.ordered == 1 for r in self.running)
+        for request in self.running:
+            decode = request.known + request.unseen - request.ordered == 1
+            decodes -= decode
             if request.slot < 0 or not request.wants_step:
                 continue  # preempted in this loop, or waiting for its last results
-            decode = request.to_compute == 1
-            decodes -= decode
-            self._row(request, step, step.budget if decode else step.budget - decodes)
+            if decode:
+                self._decode(request, step)
+            else:
+                self._row(request, step, step.budget - decodes)
 
-    def _start(self, step: "_Step") -> None:
+    def _start(self, step: Step) -> None:
         """Admit waiting requests while slots, pages and budget last; each gets its first row."""
-        if not self._slots or not self.waiting:
-            return
-        admitted: list[Request] = []
-        for request in self.waiting.in_order(self.cache):
-            room = self._slots and step.budget >= self.cache.page_size
-            if not room or not self._acquire(request):
-                break
-            admitted.append(request)
-            step.admits.append(self._admit(request))
+        reserve, blocked = self.running.reserve(), set[str]()
+        while self.running.free_slots and step.budget >= self.cache.page_size:
+            request = self.waiting.head(blocked)
+            if request is None:
+                return
+            if not self.running.acquire(request, reserve):
+                if self.cache.at_ceiling(request.submit.namespace):
+                    blocked.add(request.tenant)
+                    continue
+                if step.named or self.running or not self.cache.pins.give_way():
+                    return
+                continue  # nothing runs, and pins left no room for it
+            self.waiting.admit(request)
+            step.admits.append(admit(request))
             self._row(request, step, step.budget)
             assert step.named[-1] is request, "an admission found its pages and has its first row"
-        self.waiting.leave(admitted)
+            reserve += self.running.still_to_take(request)
 
-    def _send(self, step: "_Step") -> RunStep:
+    def _send(self, step: Step) -> RunStep:
         self.counters.steps += 1
-        number = self.counters.steps
-        self._named[number] = step.named
-        self._steps[number] = [
-            r for r, row in zip(step.named, step.rows, strict=True) if row.sample
-        ]
-        freed, self._freed = tuple(self._freed), []
-        return RunStep(number, tuple(step.rows), tuple(step.admits), freed)
+        self.counters.computed_tokens += step.prefill + step.decodes
+        for tenant, tokens in step.computed.items():
+            self.waiting.served(tenant, tokens)
+            self.counters.tenants[tenant].computed_tokens += tokens
+        self._steps[self.counters.steps] = step
+        freed = self.running.take_freed()
+        return RunStep(self.counters.steps, tuple(step.rows), tuple(step.admits), freed)
 
-    def _row(self, request: Request, step: "_Step", budget: int) -> None:
+    def _decode(self, request: Request, step: Step) -> None:
+        """The row of a request with one token to compute: the shortest way, it is taken most."""
+        lease, start, pages = request.lease, request.ordered, b""
+        assert lease is not None, "only an admitted request gets a row"
+        if start == len(lease.pages) * self.cache.page_size:
+            if not self.cache.append(lease, start + 1) and not self._make_room(request, start + 1):
+                return
+            pages = lease.pages[request.told :].tobytes()
+            request.told = len(lease.pages)
+        lease.num_tokens = start + 1
+        at = start * INT32_BYTES
+        row = Row(request.slot, start, bytes(request.tokens[at : at + INT32_BYTES]), pages)
+        request.compute(1)
+        self._ordered(request, lease, step, row)
+
+    def _row(self, request: Request, step: Step, budget: int) -> None:
         """Give the request its part of this step, if budget and pages allow one."""
         lease = request.lease
         assert lease is not None, "only an admitted request gets a row"
-        if request.to_compute > 1:
-            request.reuse(self.cache.advance(lease, request.tokens))
+        request.reuse(self.cache.advance(lease, request.tokens))
         count = chunk(request.ordered, request.to_compute, budget, self.cache.page_size)
-        end = request.ordered + count
-        if count and (self.cache.append(lease, end) or self._make_room(request, end, step)):
-            step.budget -= count
-            step.named.append(request)
-            step.rows.append(self._ordered(request, lease, count))
-
-    def _ordered(self, request: Request, lease: Lease, count: int) -> Row:
-        """Count the tokens as computed by this step, and let others stand on them at once."""
-        start = request.ordered
-        tokens = request.tokens[start * INT32_BYTES : (start + count) * INT32_BYTES]
-        request.compute(count)
-        request.in_flight += 1
-        self.counters.computed_tokens += count
-        sample = request.to_compute == 0
-        if sample and request.ordered == request.prompt_len:
-            self.counters.prompt_tokens += request.prompt_len
-            self.counters.cached_tokens += request.reused
-        request.unseen += sample
-        pages = lease.pages[request.told :]
+        start, end = request.ordered, request.ordered + count
+        if not count or not (self.cache.append(lease, end) or self._make_room(request, end)):
+            return
+        tokens = request.tokens[start * INT32_BYTES : end * INT32_BYTES]
+        pages = lease.pages[request.told :].tobytes()
         request.told = len(lease.pages)
-        self.cache.commit(lease, request.tokens, request.committable)
-        return Row(request.slot, start, bytes(tokens), pack(pages), sample)
+        source, lease.source = lease.source, -1
+        request.compute(count)
+        sample = request.to_compute == 0
+        row = Row(request.slot, start, bytes(tokens), pages, sample, source)
+        self._ordered(request, lease, step, row)
+        if sample and request.ordered == request.prompt_len:
+            reused = request.reused
+            self.counters.copied_tokens += min(request.copied, reused)
+            self.counters.prompt_done(request.tenant, request.prompt_len, reused, request.reachable)
+
+    def _ordered(self, request: Request, lease: Lease, step: Step, row: Row) -> None:
+        """A row is part of the step; from now on others can stand on the pages that it fills."""
+        request.in_flight += 1
+        step.add(request, row)
+        if row.sample:
+            request.unseen += 1
+        committable = request.committable
+        if committable // self.cache.page_size > lease.committed:
+            self.cache.commit(lease, request.tokens, committable)
+        if request.pins:
+            self._pin(request, lease)
 
     # ---- admission and preemption ----------------------------------------------------------------
 
-    def _acquire(self, request: Request) -> bool:
-        """A slot and a lease for the request, if the pages for all its tokens can be had."""
-        namespace, tokens = request.submit.namespace, request.tokens
-        lease = self.cache.acquire(namespace, tokens, headroom=self._reserve())
-        if lease is None:
-            return False
-        request.lease = lease
-        request.slot, request.told = self._slots.pop(), 0
-        request.admission = self._admissions
-        self._admissions += 1
-        self.running.append(request)
-        request.reuse(lease.num_tokens)
-        return True
-
-    def _reserve(self) -> int:
-        """Pages that the running requests are yet to take: their known tokens and one more page.
-
-        Without the extra page, new admissions would be paid for by preemptions at once.
-        """
-        pages = 0
-        for request in self.running:
-            if request.lease is not None and not request.done:
-                wanted = self.cache.num_pages(request.known + request.unseen)
-                pages += max(wanted - len(request.lease.pages), 0) + 1
-        return pages
-
-    def _admit(self, request: Request) -> Admit:
-        sampling = request.submit.sampling
-        history = sampling.needs_history or sampling.min_tokens > 0
-        return Admit(
-            request.slot,
-            sampling,
-            bytes(request.tokens) if history else b"",
-            request.prompt_len if history else 0,
-        )
-
-    def _make_room(self, request: Request, num_tokens: int, step: "_Step") -> bool:
+    def _make_room(self, request: Request, num_tokens: int) -> bool:
         """Preempt the youngest until `request` has its pages. False: it gets no row in this step.
 
         Whom a step in flight names cannot be preempted yet; then nothing more is ordered until all
-        results are in. Whoever is in this step already is older than `request` and stays.
+        results are in. Whoever is in this step already is older than `request` and stays. Pins
+        end before the last request would have to go.
         """
-        assert request.lease is not None, "only an admitted request gets pages"
-        for victim in [*reversed(self.running)]:
+        lease = request.lease
+        assert lease is not None, "only an admitted request gets pages"
+        own_only = self.cache.at_ceiling(request.submit.namespace)
+        for victim in self.running.youngest_first():
+            if own_only and victim.tenant != request.tenant:
+                continue
             if victim.in_flight:
                 self._drain = True
                 return False
+            if victim is request and len(self.running) == 1:
+                while self.cache.pins.give_way():
+                    if self.cache.append(lease, num_tokens):
+                        return True
             self._preempt(victim)
             if victim is request:
                 return False
-            if self.cache.append(request.lease, num_tokens):
+            if self.cache.append(lease, num_tokens):
                 return True
         raise AssertionError("a request that asks for pages is running")
 
     def _preempt(self, request: Request) -> None:
         """Back to the front of the queue; what it computed stays in the tree, for it to hit."""
         self.counters.preemptions += 1
-        self._withdraw(request)
+        self.running.leave(request)
         request.ordered = 0
         request.preempted = True
         self.waiting.add(request)
 
+    def _pin(self, request: Request, lease: Lease) -> None:
+        """Carry out the pins whose tokens are in the tree."""
+        stored = lease.committed * self.cache.page_size
+        while request.pins:
+            pin = request.pins[0]
+            wanted = min(pin.tokens, request.prompt_len)
+            if stored < wanted - wanted % self.cache.page_size and request.terms.store >= wanted:
+                return
+            del request.pins[0]
+            self._answer_pin(request, *self.cache.pin(lease, wanted, pin.ttl))
+
+    def _answer_pin(self, request: Request, tokens: int, refused: str) -> None:
+        self.counters.pins_refused += bool(refused)
+        name = request.submit.request_id
+        self.outbox.append((request.submit.origin, Pinned(name, tokens, refused)))
+
     # ---- results and endings ---------------------------------------------------------------------
 
-    def _take(self, request: Request, token: int, logprob: TokenLogprobs | None) -> None:
+    def _take(
+        self, request: Request, token: int, data: bytes, logprob: TokenLogprobs | None
+    ) -> None:
         submit = request.submit
         if token < 0:
             self._lose(request)
             return
-        request.tokens += pack((token,))
+        request.append(data)
         self.counters.generated_tokens += 1
         finish = ""
-        stops = token in submit.sampling.stop_ids
-        if stops and request.generated > submit.sampling.min_tokens:
+        stop_ids = submit.sampling.stop_ids
+        if stop_ids and token in stop_ids and request.generated > submit.sampling.min_tokens:
             finish = "stop"
         elif request.generated >= request.max_tokens:
             finish = "length"
-        self.outbox.append(
-            (
-                submit.origin,
-                Tokens(
-                    submit.request_id,
-                    pack((token,)),
-                    request.reused,
-                    finish,
-                    () if logprob is None else (logprob,),
-                ),
-            )
-        )
+        logprobs = () if logprob is None else (logprob,)
+        message = Tokens(submit.request_id, data, request.reused, finish, logprobs)
+        self.outbox.append((submit.origin, message))
         if finish:
             self.counters.finished += 1
-            del self.requests[submit.request_id]
             self._end(request)
 
     def _lose(self, request: Request) -> None:
         """The worker cannot go on with a request; the others do."""
-        self.counters.rejected += 1
         request.lost = True
-        name = request.submit.request_id
         text = "The model gave no finite numbers for this request."
-        self.outbox.append((request.submit.origin, Rejected(name, "numerical_error", text)))
-        del self.requests[name]
+        self._refuse(request, Rejected(request.submit.request_id, "numerical_error", text))
+
+    def _refuse(self, request: Request, why: Rejected) -> None:
+        """End a request that was taken and cannot be finished."""
+        self.counters.rejected += 1
+        self.outbox.append((request.submit.origin, why))
         self._end(request)
 
     def _end(self, request: Request) -> None:
+        """Nothing more is computed for the request; it leaves when no step names it."""
         request.done = True
-        if not request.in_flight:
-            self._leave(request)
-
-    def _leave(self, request: Request) -> None:
-        if request.lease is not None:
-            self._withdraw(request)
-
-    def _withdraw(self, request: Request) -> None:
-        """Commit what is whole, give back the rest, and free the slot."""
-        assert request.lease is not None and not request.in_flight, "a step names the slot"
-        if request.lost:
-            self.cache.discard(request.lease)
-        else:
-            self.cache.commit(request.lease, request.tokens, request.committable)
-            self.cache.release(request.lease)
-        request.lease = None
-        self.running.remove(request)
-        self._slots.append(request.slot)
-        self._freed.append(request.slot)
-        request.slot = -1
-
-    def _refusal(self, message: Submit) -> Rejected | None:
-        length = len(message.prompt) // INT32_BYTES
-        if length == 0:
-            return Rejected(message.request_id, "invalid_request", "The prompt has no tokens.")
-        if message.max_tokens < 1:
-            return Rejected(message.request_id, "invalid_request", "No token is asked for.")
-        if length >= self.max_total_tokens:
-            return Rejected(
-                message.request_id,
-                "context_length_exceeded",
-                f"The prompt has {length} tokens; at most {self.max_total_tokens - 1} fit.",
-            )
-        if len(self.waiting) >= self.config.max_queued_requests:
-            return Rejected(
-                message.request_id,
-                "queue_full",
-                f"{len(self.waiting)} requests are waiting; try again later.",
-            )
-        return None
+        del self.requests[request.submit.request_id]
+        for _ in request.pins:
+            self._answer_pin(request, 0, "the request ended before its prompt was computed")
+        request.pins.clear()
+        if self.observer is not None:
+            self.observer.ended(request)
+        if request.lease is None:
+            self.waiting.remove(request)
+        elif not request.in_flight:
+            self.running.leave(request)
 
     def stats(self, waiting_on_step: float = 0.0) -> Stats:
         """A snapshot for metrics and health."""
-        cache, counters = self.cache, self.counters
-        return Stats(
+        return snapshot(
+            self.cache,
+            self.counters,
+            self.limits,
             running=len(self.running),
             waiting=len(self.waiting),
-            pages_total=cache.pool.num_pages,
-            pages_free=len(cache.pool),
-            pages_tree=cache.tree.num_pages,
-            pages_evictable=cache.tree.reclaimable,
-            nodes=cache.tree.num_nodes,
-            steps=counters.steps,
-            prompt_tokens=counters.prompt_tokens,
-            cached_tokens=counters.cached_tokens,
-            computed_tokens=counters.computed_tokens,
-            generated_tokens=counters.generated_tokens,
-            evicted_pages=cache.evicted_pages,
-            preemptions=counters.preemptions,
-            aborted=counters.aborted,
-            finished=counters.finished,
-            rejected=counters.rejected,
-            step_seconds=counters.step_seconds,
+            queued_tokens=self.waiting.tokens,
             waiting_on_step=waiting_on_step,
         )
 
 
-class _Step:
-    """A step while it is put together."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget  # tokens that may still be added
-        self.rows: list[Row] = []
-        self.named: list[Request] = []  # whose row it is, for each of `rows`
-        self.admits: list[Admit] = []
+def tenant_of(namespace: Hashable) -> str:
+    assert isinstance(namespace, Namespace), "the scheduler's namespaces have a tenant"
+    return namespace.tenant
 
 
 def _alone(message: Submit) -> Submit:
     """The same request in a namespace of its own, where there is nothing to share."""
-    return replace(message, namespace=Namespace(tenant="uncached", salt=message.request_id))
+    salt = f"{message.namespace.salt}\0{message.request_id}"
+    return replace(message, namespace=replace(message.namespace, salt=salt))

@@ -224,7 +224,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--cost", type=_cost, default=typical, metavar="STEP_MS,PREFILL_US,DECODE_US",
         help=f"time of a step, or `measured`: by the recording's steps (default: {typical})"
     )  # fmt: skip
-    add("--optimum", action="store_true", help="add the hit rate of clairvoyant eviction")
+    add(
+        "--optimum",
+        action="store_true",
+        help="add what clairvoyant eviction would hit: whole pages, serially",
+    )
     add("--json", action="store_true", help="print one line of JSON a run, and no table")
     add("--plot", type=Path, metavar="FILE.png", help="draw hit rate over cache size by policy")
     for name, (kind, text, default) in _flags().items():

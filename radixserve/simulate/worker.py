@@ -12,7 +12,7 @@ from radixserve.simulate.workloads import Missing, Steps
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of a step = step + prefill * tokens of prompts + decode * rows that decode."""
+    """Seconds of a step = step + prefill * tokens of longer rows + decode * rows of one token."""
 
     step: float
     prefill: float
@@ -27,11 +27,11 @@ TYPICAL = Cost(step=6e-3, prefill=30e-6, decode=60e-6)
 
 
 def measured(steps: Steps) -> Cost:
-    """Least squares over recorded steps, nothing below zero. Raises `Missing` if they are few."""
-    if len(steps.rows) < 3:
-        raise Missing("the recording has fewer than three steps: give --cost in figures")
-    rows = np.array(steps.rows, dtype=float)
+    """Least squares over recorded steps, nothing below zero; `Missing` if they say too little."""
+    rows = np.array(steps.rows, dtype=float).reshape(-1, 3)
     known = np.column_stack([np.ones(len(rows)), rows[:, :2]])
+    if np.linalg.matrix_rank(known) < 3:
+        raise Missing("the recorded steps are few or all alike: give --cost in figures")
     kept = [0, 1, 2]
     while True:  # what comes out negative is left out, at most twice
         found = np.linalg.lstsq(known[:, kept], rows[:, 2], rcond=None)[0]
@@ -62,7 +62,7 @@ class Worker:
             call = self._slots[row.slot]
             count = len(row.tokens) // INT32_BYTES or 1
             at = row.start + count - call.prompt_tokens  # of the answer's token that comes next
-            if count == 1 and at > 0:
+            if count == 1:
                 decode += 1
             else:
                 prefill += count

@@ -90,8 +90,7 @@ def read(path: Path, block: int = 0) -> Iterator[Recorded]:
     path = find(path)
     if path.name == REQUESTS:
         return read_text(path.parent)
-    with opened(path) as file:
-        first = file.readline()
+    first = _first_line(path)
     if first.startswith("TIMESTAMP,"):
         return read_azure(path, block or AZURE_BLOCK)
     try:
@@ -124,6 +123,15 @@ def find(path: Path) -> Path:
     raise Missing(f"{path} has no trace")
 
 
+def _first_line(path: Path) -> str:
+    """Empty if it is no line of text."""
+    try:
+        with opened(path) as file:
+            return file.readline()
+    except (EOFError, UnicodeDecodeError):
+        return ""
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[io.TextIOBase]:
     """A text file, compressed or not."""
@@ -134,15 +142,20 @@ def opened(path: Path) -> Iterator[io.TextIOBase]:
         yield text
 
 
-def lines(path: Path) -> Iterator[Any]:
-    """The JSON value of every line."""
+def lines(path: Path, *, open_end: bool = False) -> Iterator[Any]:
+    """The JSON value of every line. `open_end`: the writer may have been killed in a line."""
     number = 0
     try:
         with opened(path) as file:
             for line in file:
                 number += 1
+                if open_end and not line.endswith("\n"):
+                    return
                 yield json.loads(line)
-    except (EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except EOFError as error:
+        if not open_end:
+            raise Missing(f"{path}, line {number}: {error}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise Missing(f"{path}, line {number}: {error}") from None
 
 
@@ -247,17 +260,28 @@ def read_azure(path: Path, block: int) -> Iterator[Blocks]:
 
 
 def read_recording(path: Path, block: int = 0) -> Iterator[Blocks]:
-    """Requests of a `--record-trace` file; hashes become ids in order of appearance."""
-    rows = lines(path)
+    """Requests of a `--record-trace` file in order of arrival; they stand there as they ended.
+
+    Whose prompt has a block of an earlier answer in it comes after the last request with that
+    answer, in its session. Hashes become ids as they appear.
+    """
+    rows = lines(path, open_end=True)
     page = int(next(rows)["page_size"])
     block = block or page
     ids: dict[int, int] = {}
-    for number, row in enumerate(row for row in rows if "blocks" in row):
+    answers: dict[int, int] = {}  # id of a block with tokens of an answer -> request
+    sessions: list[str] = []
+    asked = sorted((row for row in rows if "blocks" in row), key=lambda row: row["at"])
+    for number, row in enumerate(asked):
         blocks = [ids.setdefault(key, len(ids)) for key in row["blocks"]]
-        length = shrunk(row["prompt"], block, page)
+        length, whole = shrunk(row["prompt"], block, page), row["prompt"] // page
+        before = next((answers[k] for k in reversed(blocks[:whole]) if k in answers), None)
+        sessions.append(str(number) if before is None else sessions[before])
+        answers |= dict.fromkeys(blocks[whole:], number)
         yield Blocks(
             id=number,
-            session=str(number),
+            session=sessions[number],
+            after=() if before is None else (before,),
             max_out=max(1, shrunk(row["prompt"] + row["output"], block, page) - length),
             at=row["at"],
             runs=tuple(part for k in blocks for part in (k, 1)),
@@ -270,7 +294,7 @@ def read_recording(path: Path, block: int = 0) -> Iterator[Blocks]:
 
 def recorded_steps(path: Path) -> Steps:
     """What the steps of a recording took. Raises `Missing` for another kind of file."""
-    rows = lines(find(path))
+    rows = lines(find(path), open_end=True)
     first = next(rows, None)
     if not isinstance(first, dict) or "radixserve_trace" not in first:
         raise Missing(f"{path}: only a recording of this server says what steps took")

@@ -13,6 +13,9 @@ from typing import Protocol
 from radixserve.messages import (
     INT32_BYTES,
     Abort,
+    Invalidate,
+    Invalidated,
+    Pinned,
     Ready,
     Rejected,
     Stats,
@@ -28,11 +31,15 @@ STEP_SECONDS = 120.0  # a step that takes so long, the worker is taken for stuck
 
 
 class RequestRejected(Exception):
-    """The scheduler does not run a request; `code` is one of REJECTIONS."""
+    """The scheduler does not run a request; `code` is one of REJECTIONS.
 
-    def __init__(self, code: str, message: str) -> None:
+    `retry_after`: seconds after which trying again makes sense; 0: it does not.
+    """
+
+    def __init__(self, code: str, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
         self.code = code
+        self.retry_after = retry_after
 
 
 class EngineStopped(Exception):
@@ -58,7 +65,7 @@ class Observer(Protocol):
 class _Request:
     """One submitted request without an end yet."""
 
-    __slots__ = ("index", "last", "prompt_tokens", "request_id", "start", "stream")
+    __slots__ = ("index", "last", "pins", "prompt_tokens", "request_id", "start", "stream")
 
     def __init__(self, stream: "Stream", index: int, submit: Submit, now: float) -> None:
         self.stream = stream
@@ -67,6 +74,7 @@ class _Request:
         self.prompt_tokens = len(submit.prompt) // INT32_BYTES
         self.start = now
         self.last = 0.0  # when tokens came last; 0: none yet
+        self.pins: list[Pinned] = []  # what became of its pins, as far as heard
 
 
 class Stream:
@@ -102,6 +110,10 @@ class Stream:
             return item
         raise StopAsyncIteration
 
+    def pins(self, index: int) -> Sequence[Pinned]:
+        """What became of the pins of request `index`; all are answered before its last tokens."""
+        return self.requests[index].pins
+
     def finish(self, index: int) -> None:
         """The consumer has all it wants of answer `index` (a stop string came)."""
         self._unread.discard(index)
@@ -133,6 +145,7 @@ class Engine:
         self._observer = observer
         self._clock = clock
         self._requests: dict[str, _Request] = {}
+        self._invalidations: dict[str, asyncio.Future[Invalidated]] = {}
         self._heartbeat = 0.0
         self.origin = origin
         self.ready: Ready | None = None
@@ -147,6 +160,17 @@ class Engine:
         self._requests |= {request.request_id: request for request in stream.requests}
         self._send(submits)
         return stream
+
+    async def invalidate(self, order: Invalidate) -> Invalidated:
+        """Send the order; returns when it was carried out. EngineStopped if there is no engine."""
+        if self.stopped:
+            raise EngineStopped(self.stopped)
+        answer = self._invalidations[order.request_id] = asyncio.Future()
+        try:
+            self._send([order])
+            return await answer
+        finally:
+            del self._invalidations[order.request_id]
 
     def drop(self, requests: Iterable[_Request], reason: str) -> None:
         """Abort those of `requests` that have not ended. Idempotent."""
@@ -165,6 +189,11 @@ class Engine:
                     self._deliver_tokens(message)
                 case Rejected():
                     self._reject(message)
+                case Pinned() if request := self._requests.get(message.request_id):
+                    request.pins.append(message)
+                case Invalidated() if answer := self._invalidations.get(message.request_id):
+                    if not answer.done():  # nobody waits any more: cancelled
+                        answer.set_result(message)
                 case Stats():
                     self.stats = message
                     self._heartbeat = self._clock()
@@ -196,7 +225,7 @@ class Engine:
         request = self._requests.pop(message.request_id, None)
         if request is not None:
             self._observer.finished(self._clock() - request.start, message.code)
-            request.stream.put(RequestRejected(message.code, message.message))
+            request.stream.put(RequestRejected(message.code, message.message, message.retry_after))
 
     def stop(self, reason: str) -> None:
         """The engine is gone: every open stream ends with EngineStopped. Idempotent."""
@@ -205,6 +234,9 @@ class Engine:
         for request in requests.values():
             self._observer.finished(self._clock() - request.start, "error")
             request.stream.put(EngineStopped(self.stopped))
+        for answer in self._invalidations.values():
+            if not answer.done():
+                answer.set_exception(EngineStopped(self.stopped))
 
     def trouble(self) -> str:
         """Why no request can be served now; "" when all is well."""

@@ -69,6 +69,26 @@ def build_batch(
     )
 
 
+def copied_tokens(rows: Sequence[Row], slots: Slots, page_size: int) -> dict[int, int]:
+    """What the rows' `copy_from` ask for: place -> the place whose K/V it is to hold.
+
+    A place is page * page_size + offset. The copies are asked for one after another, in row order,
+    but what comes out may be read all at once before anything is written: who copies from a place
+    that is a target itself gets what that one gets. The pages must be in the slots' tables.
+    """
+    source_of: dict[int, int] = {}
+    for row in rows:
+        if row.copy_from < 0:
+            continue
+        index, count = divmod(row.start, page_size)
+        assert index < slots[row.slot].num_pages, f"slot {row.slot} has no page to copy to"
+        source = row.copy_from * page_size
+        target = int(slots.page_table[row.slot, index]) * page_size
+        found = [source_of.get(place, place) for place in range(source, source + count)]
+        source_of.update(zip(range(target, target + count), found, strict=True))
+    return source_of
+
+
 def _tokens(row: Row, slots: Slots) -> np.ndarray:
     """The row's token ids; for an empty row the one that its slot sampled last."""
     if row.tokens:

@@ -5,6 +5,8 @@ pages can be gathered into a plain [heads, tokens, head size] with large copies.
 read and write it; the runner makes it.
 """
 
+from collections.abc import Mapping
+
 import torch
 
 
@@ -37,6 +39,28 @@ class KVCache:
         self.page_size = page_size
         shape = (num_pages, 2, num_kv_heads, page_size, head_dim)
         self.pages = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+
+    def vectors(self, places: torch.Tensor) -> torch.Tensor:
+        """Where K and V of tokens at `places` [T] stand in a layer seen as vectors of one head.
+
+        A place is page * page_size + offset. [T * 2 * Hkv], in the order of a tensor [T, 2, Hkv].
+        """
+        _, halves, num_kv_heads, page_size, _ = self.pages[0].shape
+        kv_head = torch.arange(halves * num_kv_heads, device=places.device)
+        page, offset = places[:, None] // page_size, places[:, None] % page_size
+        return ((page * halves * num_kv_heads + kv_head) * page_size + offset).flatten()
+
+    def copy(self, source_of: Mapping[int, int]) -> None:
+        """Copy K and V of single tokens, in all layers: place -> the place it gets them from.
+
+        All are read before any is written.
+        """
+        device = self.pages[0].device
+        targets = self.vectors(torch.tensor(list(source_of.keys()), device=device))
+        sources = self.vectors(torch.tensor(list(source_of.values()), device=device))
+        for pages in self.pages:
+            vectors = pages.view(-1, pages.shape[-1])
+            vectors.index_copy_(0, targets, vectors.index_select(0, sources))
 
     def key(self, layer: int) -> torch.Tensor:
         """K of a layer, a view [num_pages, page_size, Hkv, D] with the heads' stride above D."""

@@ -15,7 +15,7 @@ from radixserve.messages import Admit, Row, RunStep, Sampling, StepDone, WorkerR
 from radixserve.models.decoder import Decoder
 from radixserve.models.load import fingerprint, load
 from radixserve.worker.attention import BACKENDS
-from radixserve.worker.batch import build_batch
+from radixserve.worker.batch import build_batch, copied_tokens
 from radixserve.worker.kv_cache import KVCache, page_bytes
 from radixserve.worker.memory import PoolSize, free_memory, size_pool
 from radixserve.worker.resolve import DTYPES, resolve, step_tokens
@@ -73,7 +73,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, step: RunStep) -> StepDone:
-        """Compute one step. Free slots first, then admit, then run the rows."""
+        """Compute one step. Free slots first, then admit, copy, and run the rows."""
         begin = time.perf_counter()
         for freed in step.frees:
             self._slots.free(freed)
@@ -83,6 +83,8 @@ class Runner:
             self._slots.append_pages(row)
         if not step.rows:
             return StepDone(step=step.step, tokens=b"", seconds=time.perf_counter() - begin)
+        if copies := copied_tokens(step.rows, self._slots, self._page_size):
+            self._cache.copy(copies)
         batch = build_batch(step.rows, self._slots, page_size=self._page_size, device=self._device)
         logits = self._decoder(
             batch.tokens, batch.positions, self._attention.plan(batch), batch.wanted

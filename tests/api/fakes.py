@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -38,9 +39,10 @@ READY = Ready(
 )
 
 
-def stats(**fields: float) -> Stats:
+def stats(**fields: Any) -> Stats:
     """A `Stats` of zeros but for `fields`."""
-    return msgspec.convert(dict.fromkeys(Stats.__struct_fields__, 0) | fields, Stats)
+    zeros: dict[str, Any] = dict.fromkeys(Stats.__struct_fields__, 0) | {"tenants": {}}
+    return msgspec.convert(zeros | fields, Stats)
 
 
 NO_STATS = stats()
@@ -59,6 +61,7 @@ class FakeScheduler:
         self.aborts: list[str] = []
         self.finished: list[str] = []
         self.reject = ""  # a rejection code for the next requests
+        self.retry_after = 0.0  # that goes with it
         self.pause = 0.0
         self.per_message = 1
         self.cached: Callable[[Submit], int] = lambda _: 0
@@ -78,7 +81,8 @@ class FakeScheduler:
     async def _answer(self, submit: Submit) -> None:
         assert self.engine is not None
         if self.reject:
-            self.engine.deliver([Rejected(submit.request_id, self.reject, "not now")])
+            refusal = Rejected(submit.request_id, self.reject, "not now", self.retry_after)
+            self.engine.deliver([refusal])
             return
         script = list(self.script(submit))
         count = 0

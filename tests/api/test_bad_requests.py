@@ -288,8 +288,28 @@ async def test_a_full_queue_is_503_before_any_header(
     server = Server(folder)
     server.scheduler.reject = "queue_full"
     async with server.client() as client:
-        response = await post(client, route, stream=streamed, n=2)
-        assert response.status_code == 503
-        assert response.json()["error"]["code"] == "queue_full"
+        for seconds, header in ((0.2, "1"), (1.0, "1"), (12.1, "13"), (0.0, None)):
+            server.scheduler.retry_after = seconds
+            response = await post(client, route, stream=streamed, n=2)
+            assert response.status_code == 503
+            assert response.headers.get("retry-after") == header
+            assert response.json()["error"]["code"] == "queue_full"
         server.scheduler.reject = ""
         await answer(client, route)
+
+
+@both
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_a_quota_forbids_is_400(folder: Path, route: str, streamed: bool) -> None:
+    server = Server(folder)
+    server.scheduler.reject = "quota_exceeded"
+    async with server.client() as client:
+        response = await post(client, route, stream=streamed)
+    assert response.status_code == 400
+    assert response.json()["error"] == {
+        "message": "not now",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "quota_exceeded",
+    }
+    assert "retry-after" not in response.headers

@@ -4,11 +4,19 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from radixserve.api.front import Front
-from radixserve.api.metrics import COUNTERS, GAUGES, Metrics
+from radixserve.api.metrics import (
+    COUNTERS,
+    GAUGES,
+    NAMED_TENANTS,
+    TENANT_COUNTERS,
+    TENANT_GAUGES,
+    Metrics,
+)
 from radixserve.config import Config, WorkerConfig
-from radixserve.messages import Stats, Stop
+from radixserve.messages import Stats, Stop, TenantStats
 from radixserve.tokenizer.engine import Engine
 from tests.api.fakes import NO_STATS, READY, Server, stats
 from tests.api.sending import CHAT, COMPLETIONS, answer, body, post
@@ -36,10 +44,13 @@ async def test_nothing_is_served_before_ready(folder: Path) -> None:
     server = Server(folder)
     server.engine.ready = None
     async with server.client() as client:
-        for route in ("/health", "/v1/models"):
-            assert (await client.get(route)).status_code == 503
-        for route in (CHAT, COMPLETIONS):
-            assert (await post(client, route)).status_code == 503
+        refusals = [await client.get(route) for route in ("/health", "/v1/models")]
+        for streamed in (False, True):
+            refusals += [
+                await post(client, route, stream=streamed) for route in (CHAT, COMPLETIONS)
+            ]
+        for refusal in refusals:
+            assert (refusal.status_code, refusal.headers["retry-after"]) == (503, "1")
         assert "radixserve_healthy 0.0" in (await client.get("/metrics")).text
         server.engine.deliver([READY])
         assert (await client.get("/health")).json() == {"status": "ok"}
@@ -52,11 +63,12 @@ async def test_health_follows_the_heartbeat_and_the_engine(folder: Path) -> None
         server.engine._heartbeat -= 11
         silent = await client.get("/health")
         assert silent.status_code == 503 and "silent" in silent.json()["error"]["message"]
+        assert silent.headers["retry-after"] == "1"
         server.engine.deliver([NO_STATS])
         assert (await client.get("/health")).status_code == 200
         server.engine.deliver([Stop("the worker died")])
         dead = await client.get("/health")
-        assert dead.status_code == 503
+        assert dead.status_code == 503 and "retry-after" not in dead.headers
         assert dead.json()["error"]["message"] == "the worker died"
 
 
@@ -100,6 +112,12 @@ async def test_metrics(folder: Path) -> None:
                     cached_tokens=12,
                     step_seconds=1.5,
                     waiting_on_step=0.25,
+                    reachable_tokens=15,
+                    copied_tokens=4,
+                    queued_tokens=600,
+                    pages_pinned=2,
+                    pins_refused=1,
+                    invalidated_pages=6,
                 )
             ]
         )
@@ -120,12 +138,60 @@ async def test_metrics(folder: Path) -> None:
         "radixserve_scheduler_step_seconds_total 1.5",
         "radixserve_step_age_seconds 0.25",
         "radixserve_page_size_tokens 16.0",
+        "radixserve_scheduler_reachable_tokens_total 15.0",
+        "radixserve_scheduler_copied_tokens_total 4.0",
+        "radixserve_queued_tokens 600.0",
+        "radixserve_kv_pages_pinned 2.0",
+        "radixserve_scheduler_refused_pins_total 1.0",
+        "radixserve_scheduler_invalidated_pages_total 6.0",
     ):
         assert line in lines, line
 
 
 def test_every_field_of_stats_is_a_metric() -> None:
-    assert GAUGES.keys() | COUNTERS.keys() == set(Stats.__struct_fields__)
+    assert GAUGES.keys() | COUNTERS.keys() == set(Stats.__struct_fields__) - {"tenants"}
+    counted = set(TenantStats.__struct_fields__) - {"floor", "ceiling"}  # settings, not state
+    assert TENANT_GAUGES.keys() | TENANT_COUNTERS.keys() == counted
+
+
+async def tenant_samples(
+    folder: Path, tenants: dict[str, TenantStats]
+) -> dict[str, dict[str, float]]:
+    """metric -> tenant -> value, as a scraper reads them."""
+    server = Server(folder)
+    server.engine.deliver([stats(tenants=tenants)])
+    async with server.client() as client:
+        text = (await client.get("/metrics")).text
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if "tenant" in sample.labels:
+                values = found.setdefault(sample.name, {})
+                assert sample.labels["tenant"] not in values, "a series comes once"
+                values[sample.labels["tenant"]] = sample.value
+    return found
+
+
+async def test_tenants_have_their_metrics(folder: Path) -> None:
+    names = ["acme", "", 'quote " slash \\ line \n end', "\u00e4\u4e2d"]
+    tenants = {name: TenantStats(i, 20, 0, 0, 300, 40, 500) for i, name in enumerate(names)}
+    found = await tenant_samples(folder, tenants)
+    assert found == {
+        "radixserve_tenant_kv_tokens_cached": dict(zip(names, range(4), strict=True)),
+        "radixserve_tenant_kv_tokens_running": dict.fromkeys(names, 20),
+        "radixserve_tenant_prompt_tokens_total": dict.fromkeys(names, 300),
+        "radixserve_tenant_cached_tokens_total": dict.fromkeys(names, 40),
+        "radixserve_tenant_computed_tokens_total": dict.fromkeys(names, 500),
+    }
+
+
+async def test_the_hundred_and_first_tenant_is_one_of_the_others(folder: Path) -> None:
+    names = ["other", *(f"t{i}" for i in range(1, 130))]
+    tenants = {name: TenantStats(1, 1, 0, 0, 2, 1, 1) for name in names}
+    found = await tenant_samples(folder, tenants)
+    assert all(list(values) == names[:NAMED_TENANTS] for values in found.values())
+    assert sum(found["radixserve_tenant_prompt_tokens_total"].values()) == 2 * len(names)
+    assert found["radixserve_tenant_kv_tokens_cached"]["other"] == 31
 
 
 @pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models"])

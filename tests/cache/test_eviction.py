@@ -9,6 +9,7 @@ import pytest
 
 from radixserve.cache import POLICIES, PagePool, PrefixCache, RadixTree, check, eviction
 from radixserve.cache.eviction import EDGES, GHOSTS, Habit, Reuse
+from radixserve.cache.lease import Terms
 from tests.cache.machine import ids
 
 PAGE = 2
@@ -21,7 +22,7 @@ def make(policy: str, num_pages: int) -> PrefixCache:
 def serve(cache: PrefixCache, tokens: Sequence[int], priority: int = 0) -> int:
     """A request alone; returns how many pages it found."""
     data = ids([*tokens])
-    lease = cache.acquire("", data, priority=priority)
+    lease = cache.acquire("", data, terms=Terms(priority=priority))
     assert lease is not None
     found = len(lease.pages)
     assert cache.append(lease, len(tokens))
@@ -37,9 +38,9 @@ def span(name: int, pages: int) -> list[int]:
 def leaving(cache: PrefixCache) -> list[int]:
     """The first tokens of the leaves in the order in which they go."""
     gone = []
-    while cache.tree.evictable:
+    while cache.tree.accounts.common:
         before = {node.id: node for node in cache.tree.nodes()}
-        cache._evict(1)
+        cache._take_back(cache.tree.evict(1, [(cache.tree.accounts.common, 1)]))
         check(cache)
         after = {node.id for node in cache.tree.nodes() if node.parent}
         gone += [

@@ -16,7 +16,7 @@ LEGAL = {
     "radixserve/launch.py": "from radixserve import cache, channel, config, models",
     "radixserve/child.py": "",
     "radixserve/llm.py": "import torch\nfrom radixserve import scheduler, worker, config",
-    "radixserve/simulate/__init__.py": "import numpy\nfrom radixserve import scheduler, cache",
+    "radixserve/simulate/__init__.py": "import numpy\nfrom radixserve import cache, messages",
     "radixserve/api/__init__.py": "import fastapi\nfrom radixserve import tokenizer",
     "radixserve/tokenizer/__init__.py": "import transformers\nfrom radixserve import channel",
     "radixserve/scheduler/__init__.py": "from radixserve import cache, channel, child, messages",

@@ -12,7 +12,10 @@ from collections import deque
 from radixserve.cache import check
 from radixserve.config import SchedulerConfig
 from radixserve.messages import (
+    CacheDirectives,
+    Invalidated,
     Namespace,
+    Pinned,
     Rejected,
     Row,
     RunStep,
@@ -80,14 +83,32 @@ class FakeWorker:
             assert admit.slot not in self.tables, "a slot is freed before it is used again"
             self.tables[admit.slot] = []
         assert len({row.slot for row in step.rows}) == len(step.rows), "one row per slot"
+        for row in step.rows:
+            self.tables[row.slot] += unpack(row.pages)
+        copied = {self._copy(row): row.start % self.page_size for row in step.rows}
+        for row in step.rows:
+            fresh = self.tables[row.slot][-(-row.start // self.page_size) :]
+            if row.copy_from >= 0:
+                fresh.append(self.tables[row.slot][row.start // self.page_size])
+            for page in fresh:  # what was there before is nobody's to read
+                keep = copied.get(page, 0)
+                self.pages[page] = self.pages[page][:keep] + [b"?"] * (self.page_size - keep)
         out = [self._row(row) for row in step.rows]
         return StepDone(
             step.step, pack(t for t, row in zip(out, step.rows, strict=True) if row.sample)
         )
 
+    def _copy(self, row: Row) -> int:
+        """Carry out the row's copy. Returns the page that was copied to."""
+        if row.copy_from < 0:
+            return -1
+        page, count = self.tables[row.slot][row.start // self.page_size], row.start % self.page_size
+        assert count, "a copy is of a part of a page"
+        self.pages[page] = self.pages[row.copy_from][:count] + self.pages[page][count:]
+        return page
+
     def _row(self, row: Row) -> int:
         table = self.tables[row.slot]
-        table += unpack(row.pages)
         tokens = unpack(row.tokens) or [self.last[row.slot]]
         self.tokens_run += len(tokens)
         state = b""
@@ -105,13 +126,17 @@ class Engine:
     """Scheduler and fake worker, with up to two steps in flight and the laws checked throughout."""
 
     def __init__(self, worker: WorkerReady, config: SchedulerConfig | None = None) -> None:
-        self.scheduler = Scheduler(config or SchedulerConfig(), worker)
+        self.now = 0.0  # seconds; tests let time pass
+        self.scheduler = Scheduler(config or SchedulerConfig(), worker, lambda: self.now)
         self.worker = FakeWorker(worker)
         self.pending: deque[RunStep] = deque()
         self.answers: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}
         self.finished: dict[str, str] = {}
         self.rejected: dict[str, str] = {}
+        self.refusals: dict[str, Rejected] = {}
+        self.pinned: dict[str, list[Pinned]] = {}
+        self.invalidated: dict[str, int] = {}
         self.first_step: dict[str, int] = {}
         self.steps: list[RunStep] = []
 
@@ -123,6 +148,8 @@ class Engine:
         stop_ids: tuple[int, ...] = (),
         salt: str = "",
         priority: int = 0,
+        tenant: str = "",
+        cache: CacheDirectives = CacheDirectives(),  # noqa: B008 - frozen
     ) -> None:
         self.scheduler.submit(
             Submit(
@@ -131,8 +158,9 @@ class Engine:
                 pack(prompt),
                 Sampling(seed=0, stop_ids=stop_ids),
                 max_tokens,
-                Namespace(salt=salt),
+                Namespace(salt=salt, tenant=tenant),
                 priority,
+                cache,
             )
         )
         self._collect()
@@ -175,6 +203,14 @@ class Engine:
         for _, message in self.scheduler.outbox:
             if isinstance(message, Rejected):
                 self.rejected[message.request_id] = message.code
+                self.refusals[message.request_id] = message
+                continue
+            if isinstance(message, Pinned):
+                assert message.request_id not in self.finished, "pins are answered before the end"
+                self.pinned.setdefault(message.request_id, []).append(message)
+                continue
+            if isinstance(message, Invalidated):
+                self.invalidated[message.request_id] = message.tokens
                 continue
             assert isinstance(message, Tokens)
             name = message.request_id

@@ -1,5 +1,6 @@
 """The command line: what it prints, what it refuses, what it needs to run."""
 
+import io
 import json
 import subprocess
 import sys
@@ -121,10 +122,10 @@ def test_a_recording_tells_what_steps_cost(
     rows: list[dict[str, Any]] = [{"radixserve_trace": 1, "page_size": 4, "model": "m"}]
     one = {"tenant": "", "ns": 0, "prompt": 9, "output": 1, "blocks": [5, 6], "cached": 0}
     rows += [{"at": k} | one for k in range(3)]
-    rows += [{"step": [tokens, 0, 0.5 + tokens]} for tokens in (1, 9, 30)]
+    rows += [{"step": [tokens, tokens % 2, 0.5 + tokens]} for tokens in (2, 9, 30)]
     path = write(tmp_path / "own.jsonl.gz", rows)
     (result,) = ask(capsys, path, "--cost", "measured", "--page-size", "4")
-    assert result["ttft_p50_s"] == pytest.approx(1.5) and result["ttft_max_s"] == pytest.approx(9.5)
+    assert result["ttft_p50_s"] == pytest.approx(0.5) and result["ttft_max_s"] == pytest.approx(9.5)
     assert result["cached_tokens"] == 16
 
 
@@ -221,6 +222,24 @@ def test_without_matplotlib_nothing_is_run(
     assert main([str(trace), "--max-total-tokens", "256,512", "--plot", "out.png"]) == 2
     said = capsys.readouterr()
     assert "radixserve[simulate]" in said.err and not said.out
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_terminal_sees_progress_if_it_can(
+    trace: Path, installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen, pipe = Terminal(), io.StringIO()
+    if not installed:
+        monkeypatch.setitem(sys.modules, "tqdm", None)
+    for stderr in (screen, pipe):
+        monkeypatch.setattr(sys, "stderr", stderr)
+        assert main([str(trace), "--limit", "3", "--users", "1,2"]) == 0
+    assert ("/6" in screen.getvalue()) == installed and not pipe.getvalue()
 
 
 def test_curves_are_by_policy_and_size() -> None:

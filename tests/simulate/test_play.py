@@ -55,7 +55,8 @@ def test_one_user_hits_the_bound_exactly(name: str, samples: bool) -> None:
     requests = list(read(DATA / name))[:250]
     encoder = Encoder(samples=samples)
     most = bound(encoder.stream(in_turn(requests)))
-    outcome = play(requests, encoder).outcome
+    config = SchedulerConfig(max_queued_requests=QUEUE, schedule_policy="fcfs")
+    outcome = play(requests, encoder, config=config).outcome
     assert (outcome.cached_tokens, outcome.prompt_tokens) == (
         most.cached_tokens,
         most.prompt_tokens,

@@ -134,7 +134,9 @@ def recording(folder: Path, steps: list[list[float]]) -> Path:
             {"at": number / 2, "tenant": salt, "ns": int(salt == "x"), "prompt": len(prompt),
              "output": len(output), "blocks": chain, "cached": 0}
         )  # fmt: skip
-    return write(folder / "own.jsonl.gz", rows + [{"step": step} for step in steps])
+    head, *asked = rows
+    done = [asked[k] for k in (1, 0, 3, 2)]  # a line stands where the request ended
+    return write(folder / "own.jsonl.gz", [head, *done, *({"step": step} for step in steps)])
 
 
 def test_a_recording_shares_what_its_requests_shared(tmp_path: Path) -> None:
@@ -142,11 +144,23 @@ def test_a_recording_shares_what_its_requests_shared(tmp_path: Path) -> None:
     requests = list(read(path))
     calls = list(Encoder().stream(requests))
     assert [r.at for r in requests] == [0.0, 0.5, 1.0, 1.5]
+    assert [r.after for r in requests] == [(), (0,), (), ()]
+    assert [r.session for r in requests] == ["0", "0", "2", "3"]
     assert [(c.prompt_tokens, c.output_tokens) for c in calls] == [(9, 4), (14, 1), (5, 1), (9, 1)]
     first, second, third, other = (unpack(c.prompt + c.output) for c in calls)
     assert first[:12] == second[:12] and second[12:] != first[12:]  # whole pages only
     assert first[:4] == third[:4] and first[4] != third[4]
     assert calls[3].namespace == Namespace(tenant="x", salt="1") and other[:4] != first[:4]
+
+
+def test_a_recording_that_breaks_off_is_read_up_to_there(tmp_path: Path) -> None:
+    whole = gzip.decompress(recording(tmp_path, []).read_bytes())
+    plain = tmp_path / "plain.jsonl"
+    plain.write_bytes(whole[:-10])
+    assert [request.at for request in read(plain)] == [0.0, 0.5, 1.5]
+    packed = tmp_path / "packed.jsonl.gz"
+    packed.write_bytes(gzip.compress(whole)[:-8])
+    assert [request.at for request in read(packed)] == [0.0, 0.5, 1.0, 1.5]
 
 
 def test_a_cost_is_measured_by_the_steps_of_a_recording(tmp_path: Path) -> None:
@@ -156,22 +170,23 @@ def test_a_cost_is_measured_by_the_steps_of_a_recording(tmp_path: Path) -> None:
 
 
 def test_a_measured_cost_is_never_negative(tmp_path: Path) -> None:
-    steps = [[p, 1.0, 0.001 - 1e-7 * p] for p in (0.0, 10.0, 20.0)]
+    steps = [[p, d, 0.001 - 1e-7 * p] for p, d in [(0, 1), (10, 1), (20, 2), (10, 2), (30, 1)]]
     cost = measured(recorded_steps(recording(tmp_path, steps)))
     assert min(cost.step, cost.prefill, cost.decode) >= 0.0
-    assert cost.seconds(10, 1) == pytest.approx(0.001, rel=0.01)
+    assert cost.seconds(10, 1) == pytest.approx(0.001, rel=0.01) and cost.prefill == 0.0
 
 
 def test_few_steps_and_other_files_give_no_cost(tmp_path: Path) -> None:
-    with pytest.raises(Missing, match="fewer than three"):
-        measured(recorded_steps(recording(tmp_path, [[1, 1, 1]])))
+    for steps in ([], [[1, 1, 1]], [[0, 4, 0.5]] * 9):
+        with pytest.raises(Missing, match="few or all alike"):
+            measured(recorded_steps(recording(tmp_path, steps)))
     with pytest.raises(Missing, match="only a recording"):
         recorded_steps(write(tmp_path / "other.jsonl.gz", [{"hash_ids": []}]))
 
 
-@pytest.mark.parametrize("text", ["{}", "[1]", "nothing", ""])
-def test_an_unknown_form_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "x.jsonl").write_text(text + "\n")
+@pytest.mark.parametrize("text", [b"{}", b"[1]", b"nothing", b"", b"\xff\xfe", b"\x1f\x8b\x08"])
+def test_an_unknown_form_is_named(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "x.jsonl").write_bytes(text + b"\n")
     with pytest.raises(Missing, match=r"x\.jsonl: no known form"):
         read(tmp_path / "x.jsonl")
 

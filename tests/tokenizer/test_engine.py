@@ -8,6 +8,10 @@ import pytest
 
 from radixserve.messages import (
     Abort,
+    Invalidate,
+    Invalidated,
+    Namespace,
+    Pinned,
     Ready,
     Rejected,
     Sampling,
@@ -21,7 +25,7 @@ from radixserve.messages import (
 )
 from radixserve.tokenizer.engine import Engine, EngineStopped, RequestRejected, Stream
 
-NO_STATS = msgspec.convert(dict.fromkeys(Stats.__struct_fields__, 0), Stats)
+NO_STATS = msgspec.convert(dict.fromkeys(Stats.__struct_fields__, 0) | {"tenants": {}}, Stats)
 READY = Ready(64, 64, 400, 16, 100, "f")
 
 
@@ -128,9 +132,9 @@ def test_what_comes_after_a_stop_string_is_not_shown() -> None:
 def test_a_rejection_ends_the_group() -> None:
     s = Setting()
     with pytest.raises(RequestRejected, match="full") as caught, s.submit("a", "b") as stream:
-        s.engine.deliver([Rejected("a", "queue_full", "the queue is full")])
+        s.engine.deliver([Rejected("a", "queue_full", "the queue is full", 2.5)])
         read(stream)
-    assert caught.value.code == "queue_full"
+    assert (caught.value.code, caught.value.retry_after) == ("queue_full", 2.5)
     assert s.aborts == ["b"]
     assert [reason for _, reason in s.record.ends] == ["queue_full", "abort"]
 
@@ -187,3 +191,50 @@ def test_logprobs_travel_with_their_tokens() -> None:
         message = Tokens("a", pack([1]), 0, "stop", (TokenLogprobs(-1.0),))
         s.engine.deliver([message])
         assert asyncio.run(anext(stream)) == (0, message)  # type: ignore[arg-type]
+
+
+def test_pins_are_kept_with_their_request() -> None:
+    s = Setting()
+    kept, refused = Pinned("b", 32), Pinned("b", 0, "over the budget")
+    with s.submit("a", "b") as stream:
+        s.engine.deliver([Pinned("unknown", 16), kept, refused])
+        s.tokens("a", 1, finish="stop")
+        s.tokens("b", 1, finish="stop")
+        s.engine.deliver([Pinned("a", 16)])  # too late: it has ended
+        read(stream)
+        assert (stream.pins(0), stream.pins(1)) == ([], [kept, refused])
+
+
+def order(name: str) -> Invalidate:
+    return Invalidate(name, 0, Namespace(tenant="t"), pack([1, 2]))
+
+
+def test_who_invalidates_waits_until_it_is_done() -> None:
+    s = Setting()
+
+    async def invalidate() -> Invalidated:
+        task = asyncio.create_task(s.engine.invalidate(order("i")))
+        await asyncio.sleep(0)
+        assert s.sent == [order("i")] and not task.done()
+        s.engine.deliver([Invalidated("unknown", 5), Invalidated("i", 7), Invalidated("i", 7)])
+        return await task
+
+    assert asyncio.run(invalidate()) == Invalidated("i", 7)
+    s.engine.deliver([Invalidated("i", 7)])  # nobody waits any more
+
+
+def test_an_invalidation_that_nobody_carries_out_ends_with_the_engine() -> None:
+    s = Setting()
+
+    async def invalidate() -> None:
+        first, second = (asyncio.create_task(s.engine.invalidate(order(i))) for i in "ab")
+        await asyncio.sleep(0)
+        first.cancel()
+        s.engine.stop("the worker died")
+        await asyncio.gather(first, second, return_exceptions=True)
+        assert first.cancelled()
+        for late in (second, asyncio.create_task(s.engine.invalidate(order("c")))):
+            with pytest.raises(EngineStopped, match="worker died"):
+                await late
+
+    asyncio.run(invalidate())

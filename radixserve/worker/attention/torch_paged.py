@@ -73,7 +73,7 @@ class KVWriter:
         if self._blocks:
             self._single = torch.from_numpy(np.flatnonzero(single)).to(batch.write_slots.device)
             slots = slots[self._single]
-        self._vectors = self._vectors_of(slots, cache)
+        self._vectors = cache.vectors(slots)
 
     def _add_block(self, row: int, batch: Batch, page_size: int, single: np.ndarray) -> None:
         """Note the row's whole pages as a block, if their ids follow each other."""
@@ -87,17 +87,6 @@ class KVWriter:
             tokens = slice(begin, begin + count * page_size)
             self._blocks.append((tokens, slice(int(ids[0]), int(ids[-1]) + 1)))
             single[tokens] = False
-
-    @staticmethod
-    def _vectors_of(slots: torch.Tensor, cache: KVCache) -> torch.Tensor:
-        """Where K and V of tokens at `slots` [T] stand in a layer seen as vectors of one head.
-
-        [T * 2 * Hkv], in the order of a tensor [T, 2, Hkv].
-        """
-        _, _, num_kv_heads, page_size, _ = cache.pages[0].shape
-        kv_head = torch.arange(2 * num_kv_heads, device=slots.device)
-        page, offset = slots[:, None] // page_size, slots[:, None] % page_size
-        return ((page * 2 * num_kv_heads + kv_head) * page_size + offset).flatten()
 
     def write(self, pages: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """k, v [T, Hkv, D] into a layer's pages."""

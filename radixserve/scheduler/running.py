@@ -1,0 +1,93 @@
+"""The requests that run: each has a slot at the worker and a lease on its pages."""
+
+from collections.abc import Iterator
+
+from radixserve.cache import PrefixCache
+from radixserve.messages import Admit
+from radixserve.scheduler.request import Request
+
+
+class Running:
+    """In order of admission, so oldest first."""
+
+    def __init__(self, cache: PrefixCache, slots: int) -> None:
+        self._cache = cache
+        self._requests: list[Request] = []
+        self._slots = list(range(slots - 1, -1, -1))
+        self._freed: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        """Over those that run now, whoever leaves meanwhile."""
+        return iter(tuple(self._requests))
+
+    @property
+    def free_slots(self) -> int:
+        return len(self._slots)
+
+    def take_freed(self) -> tuple[int, ...]:
+        """Slots without a request since the last call; the worker is to be told."""
+        freed, self._freed = tuple(self._freed), []
+        return freed
+
+    def acquire(self, request: Request, reserve: int) -> bool:
+        """A slot and a lease for the request, if the pages for all its tokens can be had."""
+        namespace, tokens = request.submit.namespace, request.tokens
+        lease = self._cache.acquire(namespace, tokens, reserve, request.terms)
+        if lease is None:
+            return False
+        request.lease = lease
+        request.slot, request.told = self._slots.pop(), 0
+        self._requests.append(request)
+        request.copied = lease.num_tokens % self._cache.page_size
+        if not request.preempted:
+            evicted = lease.why_lost is not None and lease.why_lost.reason == "evicted"
+            request.reachable = lease.num_tokens + (lease.lost if evicted else 0)
+        request.reuse(lease.num_tokens)
+        return True
+
+    def youngest_first(self) -> list[Request]:
+        return self._requests[::-1]
+
+    def reserve(self) -> int:
+        """Pages that the running requests are yet to take."""
+        return sum(self.still_to_take(request) for request in self._requests)
+
+    def still_to_take(self, request: Request) -> int:
+        """Pages for the known tokens of a running request, and one more.
+
+        Without the extra page, new admissions would be paid for by preemptions at once.
+        """
+        if request.lease is None or request.done:
+            return 0
+        wanted = self._cache.num_pages(request.known + request.unseen)
+        return max(wanted - len(request.lease.pages), 0) + 1
+
+    def leave(self, request: Request) -> None:
+        """Leave behind what is written, give back the rest, and free the slot."""
+        lease = request.lease
+        assert lease is not None and not request.in_flight, "a step names the slot"
+        if request.lost:
+            self._cache.discard(lease)
+        else:
+            self._cache.commit(lease, request.tokens, request.committable)
+            self._cache.release(lease, request.committable)
+        request.lease = None
+        self._requests.remove(request)
+        self._slots.append(request.slot)
+        self._freed.append(request.slot)
+        request.slot = -1
+
+
+def admit(request: Request) -> Admit:
+    """What the worker is told of a request when it gets its slot."""
+    sampling = request.submit.sampling
+    history = sampling.needs_history or sampling.min_tokens > 0
+    return Admit(
+        request.slot,
+        sampling,
+        bytes(request.tokens) if history else b"",
+        request.prompt_len if history else 0,
+    )

@@ -1,0 +1,62 @@
+"""State of scheduler and cache as the message that metrics and health are made from."""
+
+from radixserve.cache import PrefixCache
+from radixserve.messages import Stats, TenantStats
+from radixserve.scheduler.counters import Counters
+from radixserve.scheduler.limits import Limits
+
+
+def snapshot(
+    cache: PrefixCache,
+    counters: Counters,
+    limits: Limits,
+    *,
+    running: int,
+    waiting: int,
+    queued_tokens: int,
+    waiting_on_step: float,
+) -> Stats:
+    return Stats(
+        running=running,
+        waiting=waiting,
+        pages_total=cache.pool.num_pages,
+        pages_free=len(cache.pool),
+        pages_tree=cache.tree.num_pages,
+        pages_evictable=cache.tree.reclaimable,
+        nodes=cache.tree.num_nodes,
+        steps=counters.steps,
+        prompt_tokens=counters.prompt_tokens,
+        cached_tokens=counters.cached_tokens,
+        computed_tokens=counters.computed_tokens,
+        generated_tokens=counters.generated_tokens,
+        evicted_pages=cache.evicted_pages,
+        preemptions=counters.preemptions,
+        aborted=counters.aborted,
+        finished=counters.finished,
+        rejected=counters.rejected,
+        step_seconds=counters.step_seconds,
+        waiting_on_step=waiting_on_step,
+        reachable_tokens=counters.reachable_tokens,
+        copied_tokens=counters.copied_tokens,
+        queued_tokens=queued_tokens,
+        pages_pinned=cache.pins.pages,
+        pins_refused=counters.pins_refused,
+        invalidated_pages=cache.invalidated_pages,
+        tenants=_tenants(cache, counters, limits),
+    )
+
+
+def _tenants(cache: PrefixCache, counters: Counters, limits: Limits) -> dict[str, TenantStats]:
+    stats = {}
+    for account in cache.tree.accounts:
+        counted, quota = counters.tenants[account.tenant], limits.quota(account.tenant)
+        stats[account.tenant] = TenantStats(
+            cached=account.tree * cache.page_size,
+            running=account.own * cache.page_size,
+            floor=quota.floor,
+            ceiling=quota.ceiling,
+            prompt_tokens=counted.prompt_tokens,
+            cached_tokens=counted.cached_tokens,
+            computed_tokens=counted.computed_tokens,
+        )
+    return stats

@@ -1,0 +1,239 @@
+"""The waiting requests of one tenant, sorted by arrival, by prompt, and by what is cached of them.
+
+Sorted by (namespace, prompt), requests stand in the depth-first order of their prefix tree: all
+that share a prefix are neighbours, and nobody shares more with a prompt than its two neighbours.
+So the list is that tree, without nodes, and every question to it is a bisection.
+
+`Entry.known` is kept for few, not for all. What is certain: if a cached prefix is that of any
+waiting prompts, at least one of them knows it; so the largest `known` is the longest cached prefix.
+It holds because whoever leaves tells his two neighbours what he knew, and because
+whoever is admitted is the first to have his prompt cached, which is again told to his neighbours.
+Evictions are not told: what is known of the warmest is looked up before it is believed.
+"""
+
+from msgspec.structs import astuple
+from sortedcontainers import SortedList
+
+from radixserve.cache import PrefixCache
+from radixserve.messages import INT32_BYTES, Namespace
+from radixserve.scheduler.request import Request
+
+Path = tuple[tuple[str | int, ...], bytes]  # namespace, tokens (int32): sorts as the tree does
+Key = tuple[tuple[str | int, ...], bytes, int]  # and the arrival, which tells equals apart
+
+BEHIND = b"\xff" * INT32_BYTES  # sorts behind every token id
+LOOKUPS = 16  # most entries that one search for the warmest looks up in the cache
+
+
+def path_of(namespace: Namespace, tokens: bytes | bytearray) -> Path:
+    return astuple(namespace), bytes(tokens)
+
+
+def common(a: bytes, b: bytes) -> int:
+    """Length of the common prefix, in bytes, by comparing ever smaller halves."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while high - low > 1:  # equal up to `low`, not up to `high`
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+class Entry:
+    """A waiting request and what is known of its prompt, in tokens, whole pages.
+
+    `known`: cached when last heard of, or sure to be since `source`, which runs, computes it.
+    `shared`: common with the entry before it in the order of prompts.
+    """
+
+    __slots__ = ("key", "known", "request", "shared", "source")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.key: Key = (*path_of(request.submit.namespace, request.tokens), request.arrival)
+        self.known = 0
+        self.shared = 0
+        self.source: Request | None = None
+
+    @property
+    def arrival(self) -> int:
+        return self.key[2]
+
+    @property
+    def length(self) -> int:
+        return len(self.key[1]) // INT32_BYTES
+
+    @property
+    def work(self) -> int:
+        """Tokens that neither the cache has nor an entry before it computes."""
+        return self.length - max(self.known, self.shared)
+
+
+class Waiting:
+    """Add and take out in O(log n). `tokens`: the sum of the entries' `work`.
+
+    That sum counts every page once, however many wait for it: it is the size of the part of the
+    waiting prompts' prefix tree that is not known to be cached.
+    """
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
+        self.page_bytes = cache.page_size * INT32_BYTES
+        self.entries: dict[int, Entry] = {}  # by arrival
+        self.preempted: SortedList[int] = SortedList()  # arrivals
+        self.arrivals: SortedList[int] = SortedList()  # of the others
+        self._warm: SortedList[tuple[int, int]] = SortedList()  # (-known, arrival), of the others
+        self.paths: SortedList[Key] = SortedList()
+        self.tokens = 0
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def add(self, request: Request) -> Entry:
+        entry = Entry(request)
+        before, after = self.neighbours(entry.key)
+        self.entries[entry.arrival] = entry
+        self.paths.add(entry.key)
+        entry.known = self._peek(entry)
+        entry.shared = self._shared(entry, before)
+        self.tokens += entry.work
+        if after is not None:
+            self._learn(after, shared=self._shared(after, entry))
+        if request.preempted:
+            self.preempted.add(entry.arrival)
+        else:
+            self.arrivals.add(entry.arrival)
+            self._warm.add((-entry.known, entry.arrival))
+        return entry
+
+    def remove(self, entry: Entry) -> None:
+        """It left without being admitted. Its neighbours get to know what it knew."""
+        self._take_out(entry)
+        self._tell(entry, entry.known, entry.source)
+
+    def admit(self, entry: Entry) -> None:
+        """It was admitted: its prompt is cached, or will be before anyone behind it needs it."""
+        self._take_out(entry)
+        whole = len(entry.key[1]) // self.page_bytes * self._cache.page_size
+        self._tell(entry, whole, entry.request)
+        self._relieve(entry)
+
+    def oldest(self) -> Entry:
+        """Of those that were not preempted; there must be one."""
+        return self.entries[self.arrivals[0]]
+
+    def warmest(self) -> Entry:
+        """Longest cached prefix, then first come; of those that were not preempted.
+
+        Exact, unless evictions outdated more than `LOOKUPS` of the largest `known`: then it is the
+        longest of those that were looked up, and the next call goes on.
+        """
+        looked_up = []
+        for _ in range(min(LOOKUPS, len(self._warm))):
+            entry = self.entries[self._warm[0][1]]
+            known = entry.known
+            if self.look_up(entry) >= known:
+                return entry
+            looked_up.append(entry)
+        return min(looked_up, key=lambda e: (-e.known, e.arrival))
+
+    def look_up(self, entry: Entry) -> int:
+        """How much of the prompt is cached now, in tokens."""
+        source = entry.source
+        if source is None or source.done or source.lease is None:
+            self._learn(entry, known=self._peek(entry))
+        return entry.known
+
+    def neighbours(self, path: Path | Key) -> tuple[Entry | None, Entry | None]:
+        """The entries between which `path` stands, or would stand; it is neither of them."""
+        at = self.paths.bisect_left(path)
+        after = at + 1 if at < len(self.paths) and self.paths[at] == path else at
+        return (
+            self.entries[self.paths[at - 1][2]] if at else None,
+            self.entries[self.paths[after][2]] if after < len(self.paths) else None,
+        )
+
+    def share(self, path: Path | Key, other: Path | Key) -> int:
+        """Tokens of `path` that it need not compute if `other` does: whole pages, never all."""
+        if other[0] != path[0]:
+            return 0
+        pages = min(common(path[1], other[1]), len(path[1]) - 1) // self.page_bytes
+        return pages * self._cache.page_size
+
+    def work(self, namespace: Namespace, tokens: bytes) -> int:
+        """By how much `tokens` of the waiting requests would grow with this prompt."""
+        path = path_of(namespace, tokens)
+        found = [self._cache.peek(namespace, tokens)]
+        found += [self.share(path, e.key) for e in self.neighbours(path) if e is not None]
+        return len(tokens) // INT32_BYTES - max(found)
+
+    def _take_out(self, entry: Entry) -> None:
+        before, after = self.neighbours(entry.key)
+        self.tokens -= entry.work
+        self.paths.remove(entry.key)
+        del self.entries[entry.arrival]
+        if entry.request.preempted:
+            self.preempted.remove(entry.arrival)
+        else:
+            self.arrivals.remove(entry.arrival)
+            self._warm.remove((-entry.known, entry.arrival))
+        if after is not None:
+            self._learn(after, shared=self._shared(after, before))
+
+    def _tell(self, gone: Entry, known: int, source: Request | None) -> None:
+        for other in self.neighbours(gone.key):
+            if other is not None:
+                cached = min(known, self.share(other.key, gone.key))
+                if cached > other.known:
+                    self._learn(other, known=cached, source=source)
+
+    def _relieve(self, admitted: Entry) -> None:
+        """Whoever had a part of the admitted prompt in his `work` has it no more.
+
+        Every page stands in the work of the first entry below it. So, from where the prompt was
+        not cached: the first below its next page, which shares some pages; the first below the
+        page after those, and so on. That is one bisection for each fork on the prompt's path.
+        """
+        namespace, tokens, _ = admitted.key
+        at = admitted.known // self._cache.page_size
+        while (at + 1) * self.page_bytes <= len(tokens):
+            prefix = tokens[: (at + 1) * self.page_bytes]
+            place = self.paths.bisect_left((namespace, prefix))
+            if place == len(self.paths):
+                return
+            first = self.entries[self.paths[place][2]]
+            if first.key[0] != namespace or not first.key[1].startswith(prefix):
+                return
+            cached = self.share(first.key, admitted.key)
+            if cached > first.known:
+                self._learn(first, known=cached, source=admitted.request)
+            at = max(at + 1, cached // self._cache.page_size)
+
+    def _shared(self, entry: Entry, before: Entry | None) -> int:
+        return 0 if before is None else self.share(entry.key, before.key)
+
+    def _peek(self, entry: Entry) -> int:
+        submit = entry.request.submit
+        return self._cache.peek(submit.namespace, entry.key[1])
+
+    def _learn(
+        self,
+        entry: Entry,
+        *,
+        known: int | None = None,
+        shared: int | None = None,
+        source: Request | None = None,
+    ) -> None:
+        self.tokens -= entry.work
+        if known is not None:
+            if known != entry.known and not entry.request.preempted:
+                self._warm.remove((-entry.known, entry.arrival))
+                self._warm.add((-known, entry.arrival))
+            entry.known, entry.source = known, source
+        if shared is not None:
+            entry.shared = shared
+        self.tokens += entry.work

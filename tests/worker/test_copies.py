@@ -1,0 +1,105 @@
+"""`Row.copy_from`: the start of a page is another page's, as if the row had computed it."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from radixserve.messages import Admit, Row, Sampling, pack, unpack
+from radixserve.worker.attention import BACKENDS
+from radixserve.worker.batch import copied_tokens
+from radixserve.worker.kv_cache import KVCache
+from radixserve.worker.slots import Slots
+from tests.worker.requests import Request, answer, free, step
+from tests.worker.test_exactness import PAGES, PROMPT
+
+PAGE = 8
+NUM_PAGES = 6
+LOGPROBS = Sampling(seed=0, temperature=0.0, top_logprobs=5)
+backends = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def row(slot: int, start: int, page: int, copy_from: int) -> Row:
+    """A row of one token, on a page of its own."""
+    return Row(slot, start, pack([1]), pack([page]), True, copy_from)
+
+
+def slots_for(rows: list[Row]) -> Slots:
+    slots = Slots(len(rows), 1)
+    for each in rows:
+        slots.admit(Admit(each.slot, Sampling(seed=0)))
+        slots.append_pages(each)
+    return slots
+
+
+@backends
+def test_a_copied_part_of_a_page_answers_like_a_computed_one(make_runner, backend):
+    """The first page is shared, of the second only a part: the source goes on differently."""
+    runner = make_runner(backend)
+    for start in range(PAGE + 1, 2 * PAGE) if backend == "torch" else (PAGE + 1, 2 * PAGE - 1):
+        cold = Request(0, PROMPT, [PAGES[0], 20, 21], sampling=LOGPROBS)
+        done = step(runner, cold.prefill(), admits=[cold.admit])
+        other = [*PROMPT[:start], 444, *PROMPT[start + 2 :]]
+        answer(runner, Request(1, other, [*PAGES[1:3], 30]), 1)
+        for pages in runner._cache.pages:
+            pages[PAGES[2], :, :, start - PAGE :] = float("nan")  # must not be read
+            pages[[3, 4]] = float("nan")
+        hot = Request(2, PROMPT, [PAGES[1], 3, 4], sampling=LOGPROBS, computed=start)
+        first = replace(hot.prefill(), copy_from=PAGES[2])
+        got = step(runner, first, admits=[hot.admit])
+        assert got.tokens == done.tokens, f"{start} tokens cached"
+        (want,), (have,) = done.logprobs, got.logprobs
+        assert [token for token, _ in have.top] == [token for token, _ in want.top]
+        assert [p for _, p in have.top] == pytest.approx([p for _, p in want.top], abs=1e-4)
+        for _ in range(3):
+            assert step(runner, hot.decode()).tokens == step(runner, cold.decode()).tokens
+        free(runner, hot.slot, cold.slot)
+
+
+@given(data=st.data())
+def test_copies_of_a_step_run_one_after_another(data):
+    """Against a loop that copies each row's tokens in turn: chains, cycles, shared sources."""
+    pages = data.draw(st.permutations(range(NUM_PAGES)), label="targets")
+    rows = [
+        row(slot, data.draw(st.integers(0, PAGE - 1)), page, data.draw(st.integers(-1, 5)))
+        for slot, page in enumerate(pages[: data.draw(st.integers(1, NUM_PAGES))])
+    ]
+    cache = KVCache(
+        num_layers=2,
+        num_pages=NUM_PAGES,
+        page_size=PAGE,
+        num_kv_heads=3,
+        head_dim=4,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    for layer in cache.pages:
+        layer.copy_(torch.randn(layer.shape))
+    wanted = [layer.clone() for layer in cache.pages]
+    for each in rows:
+        if each.copy_from >= 0:
+            (page,) = unpack(each.pages)
+            for layer in wanted:
+                layer[page, :, :, : each.start] = layer[each.copy_from, :, :, : each.start].clone()
+    if copies := copied_tokens(rows, slots_for(rows), PAGE):
+        cache.copy(copies)
+    for layer, want in zip(cache.pages, wanted, strict=True):
+        assert torch.equal(layer, want)
+
+
+def test_an_example_by_hand():
+    """Page 1 gets two tokens of page 0, then page 2 gets three of page 1: two of them are 0's."""
+    rows = [row(0, 2, 1, copy_from=0), row(1, 3, 2, copy_from=1), row(2, 5, 3, copy_from=-1)]
+    assert copied_tokens(rows, slots_for(rows), PAGE) == {8: 0, 9: 1, 16: 0, 17: 1, 18: 10}
+
+
+def test_nothing_is_copied_at_the_border_of_a_page():
+    rows = [row(0, 0, 1, copy_from=0)]
+    assert copied_tokens(rows, slots_for(rows), PAGE) == {}
+
+
+def test_a_copy_without_a_page_is_an_assertion(make_runner):
+    request = Request(0, PROMPT, PAGES[:1], computed=PAGE + 1)
+    with pytest.raises(AssertionError, match="slot 0 has no page to copy to"):
+        step(make_runner(), replace(request.prefill(), copy_from=9), admits=[request.admit])
