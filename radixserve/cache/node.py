@@ -6,8 +6,11 @@ from collections.abc import Hashable
 from typing import Any
 
 from radixserve.cache.accounts import Account
+from radixserve.cache.eviction import Place
 
 Order = tuple[Any, int, int]  # (policy's key, last use, id): the smallest goes first
+
+NOBODYS = -(2**63)  # below all priorities
 
 
 class Node:
@@ -34,6 +37,7 @@ class Node:
         "holds",
         "id",
         "keys",
+        "kind",
         "last_used",
         "namespace",
         "order",
@@ -64,11 +68,20 @@ class Node:
         self.used_at = 0.0  # seconds
         self.created = 0
         self.hits = 0
-        self.priority = 0
+        self.priority = NOBODYS  # the highest of the requests that used it
+        self.kind = -1  # the policy's, from the moment nobody stands here to the next use
         self.stamp = 0  # step that last added pages
         self.gone = False  # invalidated: cannot be found, ends with its last reader
         self.order: Order | None = None  # key in the evictable set
         self.namespace: Hashable = None  # of a root
+
+    def place(self, pages: int, page_bytes: int) -> Place:
+        """Where the last `pages` pages of a leaf begin."""
+        if pages == len(self.pages):
+            assert self.parent is not None, "a root has no pages"
+            return self.parent.id, self.tokens[:page_bytes]
+        first = len(self.tokens) - pages * page_bytes
+        return self.id, self.tokens[first : first + page_bytes]
 
     def link(self, child: "Node", key: bytes) -> None:
         """File `child` under its first page's tokens (all of a tail's)."""

@@ -34,7 +34,7 @@ class RadixTree:
     def __init__(
         self,
         page_size: int,
-        policy: Policy,
+        policy: Callable[[], Policy],
         tenant_of: Callable[[Hashable], str] = one_tenant,
     ) -> None:
         self.page_size = page_size
@@ -48,7 +48,7 @@ class RadixTree:
         self.step = 0  # the step that is being ordered: what it writes cannot be copied yet
         self.now = 0.0  # seconds
         self.ledger: Ledger | None = None  # told of the pages that leave
-        self._policy = policy
+        self._policy = policy()
         self._tenant_of = tenant_of
         self._clock = 0
         self._ids = count(1)
@@ -141,6 +141,7 @@ class RadixTree:
         if found == len(pages):
             return node, found, no_pages()
         tokens, pages = tokens[found * self.page_bytes :], pages[found:]
+        place = (node.id, tokens[: self.page_bytes])
         free = self._drop_tails(node, tokens[: self.page_bytes])
         sole = node.holds == (1 if node is start else 0)
         if node.pages and sole and not node.children:
@@ -150,6 +151,7 @@ class RadixTree:
             self._count(node, len(pages))
         else:
             node = self._add(node, tokens, pages)
+        self._policy.stored(node, place, len(pages), self._clock)
         if self.ledger is not None:
             self.ledger.added(node, tokens, self.page_bytes)
         return node, found, free
@@ -186,7 +188,7 @@ class RadixTree:
         upper = Node(next(self._ids), parent, node.account, node.tokens[:cut], node.pages[:keep])
         upper.created, upper.last_used, upper.used_at = node.created, node.last_used, node.used_at
         upper.hits, upper.priority, upper.stamp = node.hits, node.priority, node.stamp
-        upper.gone = node.gone
+        upper.gone, upper.kind = node.gone, node.kind
         upper.digests = node.digests[:keep]
         upper.holds = 1  # its child
         upper.guards = 1 if node.guards else 0
@@ -241,6 +243,7 @@ class RadixTree:
     def touch(self, node: Node, *, hit: bool, priority: int = 0) -> None:
         """Note a use. Only of a held node: its key in the evictable set must not change."""
         assert node.order is None, "an evictable node is touched"
+        self._policy.used(node, self._clock, hit=hit)
         node.last_used = self.tick()
         node.used_at = self.now
         node.hits += hit
@@ -268,13 +271,14 @@ class RadixTree:
             if node.holds:
                 return
             if not node.gone:
+                self._policy.rested(node)
                 return self._file(node)
             self._left += node.pages
             node = self._detach(node)
 
     def order_of(self, node: Node) -> Order:
         """The key under which `node` stands, or would stand, in the evictable set."""
-        return (self._policy(node), node.last_used, node.id)
+        return (self._policy.key(node), node.last_used, node.id)
 
     def _file(self, node: Node) -> None:
         node.order = self.order_of(node)
@@ -298,10 +302,13 @@ class RadixTree:
         left = list(sources)
         freed = no_pages()
         while len(freed) < wanted and left:
-            _, at = min((leaves.peekitem(0)[0], at) for at, (leaves, _) in enumerate(left))
+            node = self._policy.victim([leaves for leaves, _ in left], self._clock)
+            at = next(at for at, (s, _) in enumerate(left) if s is node.account.evictable)
             leaves, most = left[at]
-            node = leaves.peekitem(0)[1]
             short = min(wanted - len(freed), most, len(node.pages))
+            place = node.place(short, self.page_bytes)
+            if len(place[1]) == self.page_bytes:  # a tail never comes back as it was
+                self._policy.evicted(node, place, short)
             freed += self._shorten(node, short)
             if most > short and leaves:
                 left[at] = (leaves, most - short)

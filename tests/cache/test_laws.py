@@ -8,6 +8,7 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from radixserve.cache import POLICIES, Ledger, Node, PrefixCache, RadixTree, radix
+from radixserve.cache.eviction import Policy
 from radixserve.cache.pages import no_pages
 from tests.cache.machine import CacheMachine, DirectiveMachine
 
@@ -205,6 +206,11 @@ def _descend_by_keys(self: RadixTree, node: Node, tokens: bytes, start: int, lim
     return node, pages
 
 
+def weigh_a_leaf_that_shrinks(patch: pytest.MonkeyPatch) -> None:
+    """A policy's key changes while its leaf is evictable: the leaf is shortened."""
+    patch.setattr(Policy, "key", lambda self, node: len(node.pages))
+
+
 def share_across_namespaces(patch: pytest.MonkeyPatch) -> None:
     """All namespaces share one root."""
     root = RadixTree._root
@@ -302,6 +308,7 @@ MISTAKES: list[tuple[type[CacheMachine], Callable[[pytest.MonkeyPatch], None]]] 
     (CacheMachine, lose_count_of_the_size),
     (CacheMachine, forget_the_guard),
     (CacheMachine, compare_the_first_page_only),
+    (CacheMachine, weigh_a_leaf_that_shrinks),
     (CacheMachine, share_across_namespaces),
     (CacheMachine, rewrite_the_page_table),
     (CacheMachine, copy_one_token_too_many),
