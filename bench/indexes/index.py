@@ -1,7 +1,6 @@
 """What every index under test can do, and the work that is timed on it."""
 
 import gc
-import itertools
 import random
 import time
 from abc import ABC, abstractmethod
@@ -24,6 +23,7 @@ class Index(ABC):
     """
 
     page_size: int
+    forks = True  # whether a fork of a cached prompt changes the structure
 
     @abstractmethod
     def wire(self, tokens: Ids) -> Any: ...
@@ -91,10 +91,15 @@ class Bench:
 
     def build_chain(self, depth: int) -> dict[str, float]:
         """Fill an index with a prompt of `depth` pages and, in a tree, a fork at each of them."""
+        pages = depth + depth - 1
+        return self._fill(self._chain_prompts(depth), pages * self.page_size, depth)
+
+    def _chain_prompts(self, depth: int) -> Iterator[Ids]:
         prompts = shape.chain(depth, self.page_size)
         self._chain = next(prompts)
-        pages = depth + depth - 1
-        return self._fill(itertools.chain((self._chain,), prompts), pages * self.page_size, depth)
+        yield self._chain
+        if self.index.forks:
+            yield from prompts
 
     def _fill(self, prompts: Iterator[Ids], tokens: int, leaves: int) -> dict[str, float]:
         warm = self._make(shape.PATH // self.page_size, self.page_size)

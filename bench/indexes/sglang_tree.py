@@ -15,17 +15,9 @@ from bench.indexes.shape import Ids
 
 ABSENT = [
     "cuda",
-    "cutlass",
-    "deep_ep",
-    "deep_gemm",
     "flash_attn",
     "flashinfer",
-    "llguidance",
-    "outlines",
-    "quack",
     "sgl_kernel",
-    "sglang_kernel",
-    "tilelang",
     "torch_memory_saver",
     "torchvision",
     "tvm_ffi",
