@@ -33,7 +33,7 @@ class Steps:
 
     def _make(self, num_pages: int, page_size: int) -> Index:
         ready = WorkerReady(
-            num_pages=num_pages + self._rows * (shape.PATH + ANSWER) // page_size,
+            num_pages=num_pages + self._rows * (shape.PATH + PAGE_SIZE + ANSWER) // page_size,
             page_size=page_size,
             max_rows=self._rows + 1,
             step_tokens=8192,
@@ -108,8 +108,8 @@ class Steps:
         waiting = [request.submit for _, request in requests if request.slot < 0]
         for name, _ in requests:
             self._scheduler.abort(name)
-        for _ in range(self._rows):
-            self._scheduler.submit(self._message(1 << 16))
+        for row in range(self._rows):  # so many tokens longer that pages fill up at all times
+            self._scheduler.submit(self._message(1 << 16, row % PAGE_SIZE))
         while self._scheduler.waiting:
             self._run()
         self._run()
@@ -132,12 +132,12 @@ class Steps:
         for _ in range(waiting - len(idle)):
             self._scheduler.submit(self._message(1))
 
-    def _message(self, max_tokens: int) -> Submit:
-        """A prompt of 2,050 tokens, 2,000 of them cached."""
+    def _message(self, max_tokens: int, more: int = 0) -> Submit:
+        """A prompt of 2,050 tokens, 2,000 of them cached, and `more`."""
         self._submitted += 1
         group = self._rng.randrange(self._groups)
         shared = shape.prefix(group, self._rng.randrange(shape.BRANCHES))
-        own = shape.draw(self._rng.getrandbits(60) | 1 << 60, shape.OWN)
+        own = shape.draw(self._rng.getrandbits(60) | 1 << 60, shape.OWN + more)
         return Submit(
             request_id=str(self._submitted),
             origin=0,
