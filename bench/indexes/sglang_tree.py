@@ -6,6 +6,7 @@ its page allocator (a counter here) and the table of a request's slots. Imports 
 need a GPU are replaced by `absent`; the index, its tree and its tensors are SGLang's own.
 """
 
+import functools
 from array import array
 from typing import Any
 
@@ -23,6 +24,7 @@ ABSENT = [
     "tvm_ffi",
     "xgrammar",
 ]
+LONGEST = 1 << 20  # tokens of one prompt
 
 
 class Allocator:
@@ -50,7 +52,6 @@ class Tree(Index):
 
     def __init__(self, num_pages: int, page_size: int, core: str) -> None:
         stand_in(ABSENT)
-        import torch
         from sglang.srt.mem_cache import base_prefix_cache, radix_cache
 
         self.page_size = page_size
@@ -58,7 +59,7 @@ class Tree(Index):
         self._cache = rust(page_size) if core == "rust" else python(page_size)
         self._capacity = num_pages * page_size
         self._aside = 0
-        self._slots = torch.arange(self._capacity)
+        self._slots = slots()
 
     def wire(self, tokens: Ids) -> Any:
         return array("q", tokens)
@@ -79,6 +80,7 @@ class Tree(Index):
 
     def commit(self, handle: Handle, num_tokens: int) -> None:
         key = handle.key[:num_tokens].page_aligned(self.page_size)
+        assert len(key) <= LONGEST, "a slot for every token"
         self._cache.insert(self._api.InsertParams(key=key, value=self._slots[: len(key)]))
         match = self._cache.match_prefix(self._api.MatchPrefixParams(key=key))
         self._cache.path_device_indices(match.last_device_node)
@@ -102,6 +104,17 @@ class Tree(Index):
     def _free(self) -> int:
         used = self._cache.evictable_size() + self._cache.protected_size()
         return self._capacity - int(used) - self._aside
+
+
+@functools.cache
+def slots() -> Any:
+    """Slot numbers for any prompt: nobody reads them, and each node has its own copy of its part.
+
+    One tensor for all indexes of a process, so it does not count as memory of the one measured.
+    """
+    import torch
+
+    return torch.arange(LONGEST)
 
 
 def python(page_size: int) -> Any:
