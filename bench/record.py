@@ -69,7 +69,7 @@ def append(name: str, line: dict[str, Any], folder: Path = RESULTS) -> Path:
 
 def main(argv: list[str]) -> int:
     if not argv or argv[0].startswith("-") or not (ROOT / "bench" / f"{argv[0]}.py").exists():
-        print("usage: python -m bench.record serve|ttft|compare_transformers [ARGUMENTS...]")
+        print("usage: python -m bench.record serve|ttft|scale|compare_transformers [ARGUMENTS...]")
         return 2
     name, *rest = argv
     command = [sys.executable, "-m", f"bench.{name}", *rest]

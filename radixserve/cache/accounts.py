@@ -54,6 +54,8 @@ class Accounts:
     """
 
     def __init__(self) -> None:
+        self.pages = 0  # of all nodes
+        self.guarded = 0  # of guarded nodes
         self.common: SortedDict[Order, Node] = SortedDict()
         self.bounded: list[Account] = []
         self._accounts: dict[str, Account] = {}
@@ -66,6 +68,38 @@ class Accounts:
         if account is None:
             account = self._accounts[tenant] = Account(tenant, self.common)
         return account
+
+    def count(self, node: "Node", pages: int) -> None:
+        """`pages` were added to `node`, or taken from it if negative."""
+        account = node.account
+        self.pages += pages
+        account.tree += pages
+        if node.guards:
+            self.guarded += pages
+            account.guarded += pages
+
+    def guard(self, node: "Node") -> None:
+        """Somebody stands on `node`: what was free to be evicted of its path no longer is."""
+        at: Node | None = node
+        while at is not None:
+            at.guards += 1
+            if at.guards > 1:
+                return
+            self.guarded += len(at.pages)
+            at.account.guarded += len(at.pages)
+            at = at.parent
+
+    def unguard(self, node: "Node") -> None:
+        """Undo one `guard`."""
+        at: Node | None = node
+        while at is not None:
+            at.guards -= 1
+            assert at.guards >= 0, "a guard was dropped twice"
+            if at.guards:
+                return
+            self.guarded -= len(at.pages)
+            at.account.guarded -= len(at.pages)
+            at = at.parent
 
     def bound(self, tenant: str, floor: int, ceiling: int) -> None:
         """Set a tenant's bounds, in pages; 0 and 0 take them away."""
@@ -89,7 +123,7 @@ class Accounts:
         if account.evictable is not self.common:
             sources.append((account.evictable, account.reclaimable))
         sources.append((self.common, sys.maxsize))
-        return [(leaves, most) for leaves, most in sources if leaves and most > 0]
+        return sources
 
     def protected_from(self, account: Account) -> int:
         """Reclaimable pages that others' floors keep from `account`."""

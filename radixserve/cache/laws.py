@@ -113,7 +113,7 @@ def _sizes(cache: PrefixCache, nodes: list[Node]) -> None:
     roots = sum(1 for n in nodes if n.parent is None)
     _law(tree.num_nodes == len(nodes) - roots, "the tree's nodes equal a recount")
     guarded = sum(len(n.pages) for n in nodes if n.guards)
-    _law(tree.guarded == guarded, "the guarded pages equal a recount")
+    _law(tree.accounts.guarded == guarded, "the guarded pages equal a recount")
     pinned = sum(len(n.pages) for n in nodes if n.pins)
     _law(cache.pins.pages == pinned, "the pinned pages equal a recount")
     _law(pinned <= cache.pins.room, "pins stay within their budget")

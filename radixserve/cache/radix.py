@@ -29,7 +29,7 @@ def one_tenant(namespace: Hashable) -> str:
 
 
 class RadixTree:
-    """Match, insert, split, evict. Counts what it owns in `num_pages`, `num_nodes`, `guarded`."""
+    """Match, insert, split, evict. What it owns is counted in `accounts`."""
 
     def __init__(
         self,
@@ -42,9 +42,7 @@ class RadixTree:
         self.accounts = Accounts()
         self.roots: dict[Hashable, Node] = {}
         self.gone: set[Node] = set()  # tops of subtrees that cannot be found any more
-        self.num_pages = 0
         self.num_nodes = 0  # without roots
-        self.guarded = 0  # pages in guarded nodes
         self.step = 0  # the step that is being ordered: what it writes cannot be copied yet
         self.now = 0.0  # seconds
         self.ledger: Ledger | None = None  # told of the pages that leave
@@ -55,9 +53,13 @@ class RadixTree:
         self._left = no_pages()  # of nodes that were gone and lost their last reader
 
     @property
+    def num_pages(self) -> int:
+        return self.accounts.pages
+
+    @property
     def reclaimable(self) -> int:
         """Pages that eviction could free now, leaf after leaf."""
-        return self.num_pages - self.guarded
+        return self.accounts.pages - self.accounts.guarded
 
     # ---- finding ---------------------------------------------------------------------------------
 
@@ -148,7 +150,7 @@ class RadixTree:
             node.tokens += tokens  # only the caller stands here: the leaf grows, no chain of leaves
             node.pages += pages
             node.stamp = self.step
-            self._count(node, len(pages))
+            self.accounts.count(node, len(pages))
         else:
             node = self._add(node, tokens, pages)
         self._policy.stored(node, place, len(pages), self._clock)
@@ -176,7 +178,7 @@ class RadixTree:
         parent.link(node, tokens[: self.page_bytes])
         self._hold(parent)
         self.num_nodes += 1
-        self._count(node, len(pages))
+        self.accounts.count(node, len(pages))
         self._file(node)
         return node
 
@@ -218,26 +220,11 @@ class RadixTree:
     def hold(self, node: Node) -> None:
         """Keep `node`, and so its whole path, from eviction."""
         self._hold(node)
-        at: Node | None = node
-        while at is not None:
-            at.guards += 1
-            if at.guards > 1:
-                return
-            self.guarded += len(at.pages)
-            at.account.guarded += len(at.pages)
-            at = at.parent
+        self.accounts.guard(node)
 
     def drop(self, node: Node) -> None:
         """Undo one `hold`. What was gone and has no reader any more is in `take_left`."""
-        at: Node | None = node
-        while at is not None:
-            at.guards -= 1
-            assert at.guards >= 0, "a guard was dropped twice"
-            if at.guards:
-                break
-            self.guarded -= len(at.pages)
-            at.account.guarded -= len(at.pages)
-            at = at.parent
+        self.accounts.unguard(node)
         self._drop(node)
 
     def touch(self, node: Node, *, hit: bool, priority: int = 0) -> None:
@@ -284,14 +271,6 @@ class RadixTree:
         node.order = self.order_of(node)
         node.account.evictable[node.order] = node
 
-    def _count(self, node: Node, pages: int) -> None:
-        """`pages` were added to `node` (or taken, if negative)."""
-        self.num_pages += pages
-        node.account.tree += pages
-        if node.guards:
-            self.guarded += pages
-            node.account.guarded += pages
-
     # ---- shrinking -------------------------------------------------------------------------------
 
     def evict(self, wanted: int, sources: Iterable[Source]) -> "array[int]":
@@ -299,7 +278,7 @@ class RadixTree:
 
         Leaves go in the policy's order; the last one is shortened from its end, not thrown away.
         """
-        left = list(sources)
+        left = [source for source in sources if source[0] and source[1] > 0]
         freed = no_pages()
         while len(freed) < wanted and left:
             node = self._policy.victim([leaves for leaves, _ in left], self._clock)
@@ -365,7 +344,7 @@ class RadixTree:
             del node.pages[-pages:]
             del node.digests[-pages:]
             node.tokens = node.tokens[: -pages * self.page_bytes]
-            self._count(node, -pages)
+            self.accounts.count(node, -pages)
         return freed
 
     def _drop_tails(self, node: Node, page: bytes) -> "array[int]":
@@ -389,7 +368,7 @@ class RadixTree:
             self.gone.remove(node)
         else:
             parent.unlink(node.tokens[: self.page_bytes])
-        self._count(node, -len(node.pages))
+        self.accounts.count(node, -len(node.pages))
         self.num_nodes -= 1
         # A path is used when its end is used: what the parent did not see, it learns here.
         if parent.last_used < node.last_used:

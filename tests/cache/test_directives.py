@@ -158,7 +158,7 @@ def test_a_pinned_span_that_splits_stays_pinned_and_counted() -> None:
     check(cache)
     assert cache.pins.pages == 3 and cache.tree.num_pages - cache.tree.reclaimable == 3
     assert cache.pins.give_way() and not cache.pins.give_way()
-    assert (cache.pins.pages, cache.tree.guarded) == (0, 0)
+    assert (cache.pins.pages, cache.tree.accounts.guarded) == (0, 0)
     check(cache)
 
 

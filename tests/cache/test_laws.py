@@ -166,9 +166,9 @@ def lose_count_of_the_size(patch: pytest.MonkeyPatch) -> None:
     insert = RadixTree.insert
 
     def wrong(self: RadixTree, *args: Any) -> Any:
-        before = self.num_pages
+        before = self.accounts.pages
         found = insert(self, *args)
-        self.num_pages = before
+        self.accounts.pages = before
         return found
 
     patch.setattr(RadixTree, "insert", wrong)

@@ -22,6 +22,11 @@ from radixserve.scheduler.order import ORDERS
 from radixserve.scheduler.request import Request
 from tests.scheduler.room import PAGE, TRUNK, Room
 
+
+def evict(cache: PrefixCache, pages: int) -> None:
+    cache.pool.give(cache.tree.evict(pages, [(cache.tree.accounts.common, pages)]))
+
+
 SETTINGS = settings(
     max_examples=150,
     stateful_step_count=40,
@@ -58,7 +63,7 @@ class Orders(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4))
     def evict(self, count: int) -> None:
-        self.room.cache._evict(count)
+        evict(self.room.cache, count)
 
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
@@ -209,7 +214,7 @@ def test_longest_prefix_is_exact_whatever_is_evicted_or_aborted(seed: int) -> No
         assert room.cached(head) == max(map(room.cached, room.waiting))
         match rng.randrange(5):
             case 0:
-                room.cache._evict(rng.randrange(1, 12))
+                evict(room.cache, rng.randrange(1, 12))
             case 1 | 2:
                 request = head if rng.randrange(2) else rng.choice(room.waiting)
                 room.waiting.remove(request)
@@ -312,7 +317,7 @@ def test_no_call_looks_at_all_that_wait(order: str, monkeypatch: pytest.MonkeyPa
     rng = random.Random(3)
     for i in range(2000):
         room.add([*TRUNK[: rng.randrange(40)], i, *range(30)])
-    room.cache._evict(400)
+    evict(room.cache, 400)
     peeks = 0
     peek = PrefixCache.peek
 
