@@ -5,7 +5,8 @@
 
 Every index runs in a process of its own (`bench.indexes`) and is asked in turns, a slice of each
 operation at a time, all engines and sizes interleaved. Nothing else may run meanwhile. Garbage
-collection is as in production: on. Each tree fills its pool, so whoever takes pages evicts.
+collection is on, and for the steps in hand as in production (`scheduler/garbage.py`). Each tree
+fills its pool, so whoever takes pages evicts.
 
     prepare      what the scheduler makes of a prompt once, before the index sees it (vLLM: hashes)
     hit          find and hold 2,000 cached of 2,050 tokens, with their pages

@@ -9,6 +9,7 @@ from bench.indexes.index import Bench, Index, Samples, clock
 from bench.indexes.ours import Ours
 from radixserve.config import SchedulerConfig
 from radixserve.messages import Namespace, Sampling, StepDone, Submit, WorkerReady, pack
+from radixserve.scheduler.garbage import Collector
 from radixserve.scheduler.scheduler import Scheduler
 
 PAGE_SIZE = 16
@@ -28,6 +29,7 @@ class Steps:
     def build(self, groups: int) -> dict[str, float]:
         self._groups = groups
         built = self._bench.build(groups)
+        self._collector = Collector(time.monotonic())  # as the scheduler's process does
         self._restart()
         return built
 

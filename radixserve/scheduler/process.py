@@ -27,6 +27,7 @@ from radixserve.messages import (
     ToWorker,
     WorkerReady,
 )
+from radixserve.scheduler.garbage import Collector
 from radixserve.scheduler.scheduler import Scheduler
 from radixserve.scheduler.trace import TraceWriter
 
@@ -51,6 +52,7 @@ class Process:
         self._sent: dict[int, float] = {}  # step in flight -> when it was sent
         self._beat = 0.0
         self._recorder: TraceWriter | None = None
+        self._collector: Collector | None = None
 
     def run(self) -> None:
         """Serve until a Stop comes or the parent is gone."""
@@ -119,6 +121,7 @@ class Process:
             f"eviction {self.config.scheduler.radix_eviction_policy}"
         )
         self.launch.send([Started("scheduler", {}, detail)])
+        self._collector = Collector(time.monotonic())
 
     def _order(self, scheduler: Scheduler) -> None:
         while scheduler.in_flight < STEPS_AHEAD:
@@ -136,6 +139,8 @@ class Process:
         scheduler.outbox.clear()
         if now - self._beat >= HEARTBEAT:
             self._beat = now
+            if self._collector is not None:
+                self._collector.beat(now, idle=scheduler.idle)
             oldest = min(self._sent.values(), default=now)
             for origin in self.tokenizers:
                 batches.setdefault(origin, []).append(scheduler.stats(now - oldest))
