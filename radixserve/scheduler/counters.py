@@ -1,9 +1,9 @@
-"""What a scheduler counts; numbers that only grow, but for the pace."""
+"""What a scheduler counts; numbers that only grow, but for the recent ones."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-PACE_WEIGHT = 1 / 16  # of the latest step in the pace
+KEPT = 0.95  # of the earlier steps in the pace, at each step
 
 
 @dataclass(slots=True)
@@ -28,16 +28,21 @@ class Counters:
     rejected: int = 0
     pins_refused: int = 0
     step_seconds: float = 0.0
-    pace: float = 0.0  # seconds per computed token, of late
+    recent_seconds: float = 0.0  # of the latest steps, older ones count less
+    recent_tokens: float = 0.0
     tenants: defaultdict[str, TenantCounters] = field(
         default_factory=lambda: defaultdict(TenantCounters)
     )
 
+    @property
+    def pace(self) -> float:
+        """Seconds per computed token, of late."""
+        return self.recent_seconds / self.recent_tokens if self.recent_tokens else 0.0
+
     def step_done(self, seconds: float, tokens: int) -> None:
         self.step_seconds += seconds
-        if tokens:
-            latest = seconds / tokens
-            self.pace += (latest - self.pace) * (PACE_WEIGHT if self.pace else 1.0)
+        self.recent_seconds = self.recent_seconds * KEPT + seconds
+        self.recent_tokens = self.recent_tokens * KEPT + tokens
 
     def prompt_done(self, tenant: str, prompt: int, cached: int, reachable: int) -> None:
         """A prompt is computed: so many tokens, of which so many were cached."""

@@ -1,10 +1,21 @@
 """What is taken into the queue, and what is refused with a reason."""
 
+from math import isfinite
+
 from radixserve.cache import PrefixCache
 from radixserve.config import SchedulerConfig
-from radixserve.messages import INT32_BYTES, Rejected, SetQuota, Submit, WorkerReady
+from radixserve.messages import (
+    INT32_BYTES,
+    CacheDirectives,
+    Rejected,
+    SetQuota,
+    Submit,
+    WorkerReady,
+)
 from radixserve.scheduler.counters import Counters
 from radixserve.scheduler.queue import Queue
+
+MAX_PINS = 16  # of one request
 
 
 class Limits:
@@ -21,8 +32,8 @@ class Limits:
 
     def set_quota(self, quota: SetQuota) -> None:
         page = self._cache.page_size
-        ceiling = max(quota.ceiling // page, 1) if quota.ceiling else 0
-        self._cache.bound(quota.tenant, -(-quota.floor // page), ceiling)
+        ceiling = max(quota.ceiling // page, 1) if quota.ceiling > 0 else 0
+        self._cache.bound(quota.tenant, max(-(-quota.floor // page), 0), ceiling)
         self._quotas[quota.tenant] = quota
 
     def quota(self, tenant: str) -> SetQuota:
@@ -46,6 +57,8 @@ class Limits:
             return Rejected(name, "invalid_request", "The prompt has no tokens.")
         if message.max_tokens < 1:
             return Rejected(name, "invalid_request", "No token is asked for.")
+        if wrong := _wrong_directives(message.cache):
+            return Rejected(name, "invalid_request", wrong)
         if length >= self.total:
             text = f"The prompt has {length} tokens; at most {self.total - 1} fit."
             return Rejected(name, "context_length_exceeded", text)
@@ -55,7 +68,8 @@ class Limits:
         room = self.room(message.namespace.tenant)
         if length < room:
             return None
-        text = f"The request has {length} tokens; the tenants' quotas leave room for {room - 1}."
+        most = max(room - 1, 0)
+        text = f"The request has {length} tokens; the tenants' quotas leave room for {most}."
         return Rejected(message.request_id, "quota_exceeded", text)
 
     def _queue_full(self, message: Submit, counters: Counters) -> Rejected | None:
@@ -74,3 +88,15 @@ class Limits:
             return None
         seconds = max(self._queue.tokens * counters.pace, 1.0)
         return Rejected(message.request_id, "queue_full", text, retry_after=seconds)
+
+
+def _wrong_directives(directives: CacheDirectives) -> str:
+    """What is wrong with what a request asks of the cache, or ""."""
+    if directives.store_until < -1:
+        return "store_until is a number of tokens, or -1."
+    if len(directives.pins) > MAX_PINS:
+        return f"A request has at most {MAX_PINS} pins."
+    for pin in directives.pins:
+        if pin.tokens < 1 or not pin.ttl > 0 or not isfinite(pin.ttl):
+            return "A pin holds at least one token, for a time above 0 seconds."
+    return ""

@@ -307,8 +307,8 @@ class Scheduler:
         stored = lease.committed * self.cache.page_size
         while request.pins:
             pin = request.pins[0]
-            wanted = min(pin.tokens, request.prompt_len)
-            if stored < wanted - wanted % self.cache.page_size and request.terms.store >= wanted:
+            wanted = min(pin.tokens, request.prompt_len, request.terms.store)
+            if stored < wanted - wanted % self.cache.page_size:
                 return
             del request.pins[0]
             self._answer_pin(request, *self.cache.pin(lease, wanted, pin.ttl))

@@ -131,6 +131,24 @@ def test_pins_give_way_before_a_request_starves() -> None:
     assert engine.scheduler.cache.pins.broken == 2
 
 
+@pytest.mark.parametrize(
+    "cache",
+    [
+        CacheDirectives(store_until=-2),
+        pin(0),
+        pin(-3),
+        pin(8, ttl=0.0),
+        pin(8, ttl=float("nan")),
+        pin(8, ttl=float("inf")),
+        CacheDirectives(pins=(Pin(8, 1.0),) * 17),
+    ],
+)
+def test_directives_that_mean_nothing_are_refused(cache: CacheDirectives) -> None:
+    engine = Engine(ready())
+    engine.submit("a", PROMPT, 2, cache=cache)
+    assert engine.rejected == {"a": "invalid_request"}
+
+
 # ---- what is stored ------------------------------------------------------------------------------
 
 
