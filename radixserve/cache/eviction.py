@@ -8,6 +8,7 @@ key. Every hook is O(1), the choice O(log leaves).
 """
 
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -132,7 +133,8 @@ class Reuse(Policy):
 
     def __init__(self) -> None:
         self._habits = [Habit() for _ in range(KINDS)]
-        self._ghosts: dict[Place, tuple[int, int, int, int]] = {}  # kind, last use, hits, pages
+        # kind, last use, hits, pages; a plain dict would search ever longer for its oldest entry
+        self._ghosts: OrderedDict[Place, tuple[int, int, int, int]] = OrderedDict()
         self._ranking: list[tuple[float, int, int, int]] = []  # worth, minus age, end of age, kind
         self._rests = 0
         self._stale_at = 0  # rests
@@ -158,7 +160,7 @@ class Reuse(Policy):
     def evicted(self, node: "Node", place: Place, count: int) -> None:
         self._ghosts[place] = (self.key(node), node.last_used, node.hits, count)
         if len(self._ghosts) > GHOSTS:
-            del self._ghosts[next(iter(self._ghosts))]
+            self._ghosts.popitem(last=False)
 
     def stored(self, node: "Node", place: Place, count: int, clock: int) -> None:
         ghost = self._ghosts.pop(place, None)
