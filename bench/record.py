@@ -59,6 +59,12 @@ def entry(command: str, result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def unplaced(argument: str) -> str:
+    """A command-line argument without the place of a file on this machine: its name is enough."""
+    path = Path(argument)
+    return path.name if path.is_absolute() else argument
+
+
 def append(name: str, line: dict[str, Any], folder: Path = RESULTS) -> Path:
     """One more line in the results of `name`; returns the file."""
     file = folder / f"{name}.jsonl"
@@ -82,7 +88,7 @@ def main(argv: list[str]) -> int:
     if bench.returncode or not last.startswith("{"):
         print("nothing recorded: the bench failed or was skipped", file=sys.stderr)
         return bench.returncode or 1
-    shown = shlex.join(["python", "-m", f"bench.{name}", *rest])
+    shown = shlex.join(["python", "-m", f"bench.{name}", *map(unplaced, rest)])
     file = append(name, entry(shown, json.loads(last)))
     print(f"recorded in {file.relative_to(ROOT)}", file=sys.stderr)
     return 0
