@@ -190,6 +190,8 @@ class Row(Struct, frozen=True, array_like=True):
     # layers, to the row's page that holds `start`. Copies of a step run in row order, before any
     # row writes. -1: nothing to copy.
     copy_from: int = -1
+    # An earlier row of this step fills that page: what it writes there is copied as it is written.
+    copy_live: bool = False
 
 
 class RunStep(Struct, frozen=True, tag=True):

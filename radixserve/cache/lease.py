@@ -44,6 +44,7 @@ class Lease:
         "pages",
         "released",
         "source",
+        "source_live",
         "stale",
         "terms",
         "tokens",
@@ -69,6 +70,7 @@ class Lease:
         self.source = -1  # page to copy the first page of `own` from, as far as `num_tokens`
         self.lost = 0  # tokens that would have been cached too, had they not left the tree
         self.why_lost: Departure | None = None
+        self.source_live = False  # the step being ordered fills that page
         self.stale = False  # its prefix was invalidated: it leaves nothing behind any more
         self.released = False
 

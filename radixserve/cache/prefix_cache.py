@@ -252,11 +252,12 @@ class PrefixCache:
         """Open the lease's first own page with the tokens that a cached page begins with too."""
         start = lease.committed * self.tree.page_bytes
         rest = tokens[start : min(start + self.tree.page_bytes, len(tokens) - TOKEN_BYTES)]
-        page, equal = self.tree.nearest(lease.node, rest)
-        if equal:
-            done = self.append(lease, lease.num_tokens + equal)
+        child, equal = lease.node.nearest(rest)
+        if child is not None and equal:
+            lease.source = child.pages[0]
+            lease.source_live = child.stamp >= self.tree.step
+            done = self.append(lease, lease.num_tokens + equal // TOKEN_BYTES)
             assert done, "the pages for all tokens can be had"
-            lease.source = page
 
     def _note_loss(self, lease: Lease, tokens: bytes, limit: int) -> None:
         start = lease.committed * self.tree.page_bytes

@@ -43,7 +43,7 @@ class RadixTree:
         self.roots: dict[Hashable, Node] = {}
         self.gone: set[Node] = set()  # tops of subtrees that cannot be found any more
         self.num_nodes = 0  # without roots
-        self.step = 0  # the step that is being ordered: what it writes cannot be copied yet
+        self.step = 0  # the step that is being ordered
         self.now = 0.0  # seconds
         self.ledger: Ledger | None = None  # told of the pages that leave
         self._policy = policy()
@@ -106,17 +106,6 @@ class RadixTree:
             if equal < len(node.pages):
                 break
         return at // self.page_bytes
-
-    def nearest(self, node: Node, rest: bytes) -> tuple[int, int]:
-        """A page below `node` that begins as `rest` does: (page id, equal tokens), or (-1, 0).
-
-        `rest` is less than a page or differs from every child's first page. Pages that the step
-        being ordered writes are not considered: they cannot be copied before it has run.
-        """
-        child, shared = node.nearest(rest[: self.page_bytes])
-        if child is None or child.stamp >= self.step:
-            return -1, 0
-        return child.pages[0], shared // TOKEN_BYTES
 
     def nodes(self) -> Iterator[Node]:
         """All nodes, roots included, parents before children."""

@@ -244,9 +244,10 @@ class Scheduler:
         pages = lease.pages[request.told :].tobytes()
         request.told = len(lease.pages)
         source, lease.source = lease.source, -1
+        live = source >= 0 and lease.source_live
         request.compute(count)
         sample = request.to_compute == 0
-        row = Row(request.slot, start, bytes(tokens), pages, sample, source)
+        row = Row(request.slot, start, bytes(tokens), pages, sample, source, live)
         self._ordered(request, lease, step, row)
         if sample and request.ordered == request.prompt_len:
             reused = request.reused

@@ -69,14 +69,27 @@ def build_batch(
     )
 
 
-def copied_tokens(rows: Sequence[Row], slots: Slots, page_size: int) -> dict[int, int]:
-    """What the rows' `copy_from` ask for: place -> the place whose K/V it is to hold.
+class Copies(Struct, frozen=True):
+    """Which K/V of single tokens a step copies. A place is page * page_size + offset.
 
-    A place is page * page_size + offset. The copies are asked for one after another, in row order,
-    but what comes out may be read all at once before anything is written: who copies from a place
-    that is a target itself gets what that one gets. The pages must be in the slots' tables.
+    All sources of `standing` may be read before anything is written.
     """
-    source_of: dict[int, int] = {}
+
+    standing: dict[int, int]  # place -> the place whose K/V it is to hold
+    written: dict[int, int]  # place -> index of the new token whose K/V it is to hold as well
+
+
+def plan_copies(
+    rows: Sequence[Row], slots: Slots, page_size: int, write_slots: Sequence[int]
+) -> Copies:
+    """What the rows' `copy_from` ask for, one after another in row order.
+
+    Who copies from a place that is a target itself gets what that one gets. `write_slots`: the
+    places of the step's new tokens. The pages must be in the slots' tables.
+    """
+    standing: dict[int, int] = {}
+    written: dict[int, int] = {}
+    new = {place: t for t, place in enumerate(write_slots)} if _live(rows) else {}
     for row in rows:
         if row.copy_from < 0:
             continue
@@ -84,9 +97,21 @@ def copied_tokens(rows: Sequence[Row], slots: Slots, page_size: int) -> dict[int
         assert index < slots[row.slot].num_pages, f"slot {row.slot} has no page to copy to"
         source = row.copy_from * page_size
         target = int(slots.page_table[row.slot, index]) * page_size
-        found = [source_of.get(place, place) for place in range(source, source + count)]
-        source_of.update(zip(range(target, target + count), found, strict=True))
-    return source_of
+        for offset in range(count):
+            place = source + offset
+            standing.pop(target + offset, None)
+            written.pop(target + offset, None)
+            if place in written:
+                written[target + offset] = written[place]
+            elif row.copy_live and place in new and place not in standing:
+                written[target + offset] = new[place]
+            else:
+                standing[target + offset] = standing.get(place, place)
+    return Copies(standing, written)
+
+
+def _live(rows: Sequence[Row]) -> bool:
+    return any(row.copy_live for row in rows)
 
 
 def _tokens(row: Row, slots: Slots) -> np.ndarray:

@@ -62,6 +62,11 @@ class KVCache:
             vectors = pages.view(-1, pages.shape[-1])
             vectors.index_copy_(0, targets, vectors.index_select(0, sources))
 
+    def put(self, layer: int, places: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write k and v [T, Hkv, D] of single tokens to `places` [T] of a layer."""
+        vectors = self.pages[layer].view(-1, k.shape[-1])
+        vectors.index_copy_(0, self.vectors(places), torch.cat((k, v), 1).view(-1, k.shape[-1]))
+
     def key(self, layer: int) -> torch.Tensor:
         """K of a layer, a view [num_pages, page_size, Hkv, D] with the heads' stride above D."""
         return self.pages[layer][:, 0].transpose(1, 2)

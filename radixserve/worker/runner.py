@@ -14,8 +14,8 @@ from radixserve.config import WorkerConfig
 from radixserve.messages import Admit, Row, RunStep, Sampling, StepDone, WorkerReady, pack
 from radixserve.models.decoder import Decoder
 from radixserve.models.load import fingerprint, load
-from radixserve.worker.attention import BACKENDS
-from radixserve.worker.batch import build_batch, copied_tokens
+from radixserve.worker.attention import BACKENDS, Attend
+from radixserve.worker.batch import Batch, build_batch, plan_copies
 from radixserve.worker.kv_cache import KVCache, page_bytes
 from radixserve.worker.memory import PoolSize, free_memory, size_pool
 from radixserve.worker.resolve import DTYPES, resolve, step_tokens
@@ -83,12 +83,8 @@ class Runner:
             self._slots.append_pages(row)
         if not step.rows:
             return StepDone(step=step.step, tokens=b"", seconds=time.perf_counter() - begin)
-        if copies := copied_tokens(step.rows, self._slots, self._page_size):
-            self._cache.copy(copies)
         batch = build_batch(step.rows, self._slots, page_size=self._page_size, device=self._device)
-        logits = self._decoder(
-            batch.tokens, batch.positions, self._attention.plan(batch), batch.wanted
-        )
+        logits = self._decoder(batch.tokens, batch.positions, self._plan(step, batch), batch.wanted)
         sampled = [index for index, row in enumerate(step.rows) if row.sample]
         slots = [self._slots[step.rows[index].slot] for index in sampled]
         tokens, logprobs = sample(logits, slots, batch.host_kv_len[sampled].tolist())
@@ -100,6 +96,30 @@ class Runner:
             logprobs=logprobs,
             seconds=time.perf_counter() - begin,
         )
+
+    def _plan(self, step: RunStep, batch: Batch) -> Attend:
+        """The step's attention, once its copies from standing pages are made.
+
+        What is copied from pages that this very step fills is written twice, layer by layer.
+        """
+        attend = self._attention.plan(batch)
+        if all(row.copy_from < 0 for row in step.rows):
+            return attend
+        copies = plan_copies(step.rows, self._slots, self._page_size, batch.write_slots.tolist())
+        if copies.standing:
+            self._cache.copy(copies.standing)
+        if not copies.written:
+            return attend
+        places = torch.tensor(list(copies.written.keys()), device=self._device)
+        tokens = torch.tensor(list(copies.written.values()), device=self._device)
+
+        def attend_and_copy(
+            layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        ) -> torch.Tensor:
+            self._cache.put(layer, places, k[tokens], v[tokens])
+            return attend(layer, q, k, v)
+
+        return attend_and_copy
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:

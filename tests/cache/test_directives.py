@@ -44,13 +44,12 @@ def test_the_next_turn_copies_the_partly_filled_page() -> None:
     serve(cache, [1, 2, 3, 4, 5, 6, 7])
     assert cache.tree.num_pages == 2, "a full page and a tail"
     lease = cache.acquire("", ids([1, 2, 3, 4, 5, 6, 7, 8, 9]))
-    assert lease is None or lease.source < 0, "not in the step that writes it"
-    assert lease is not None
+    assert lease is not None and lease.source_live, "the step that writes it is being ordered"
     cache.release(lease)
     cache.begin(1.0)
     lease = cache.acquire("", ids([1, 2, 3, 4, 5, 6, 7, 8, 9]))
     assert lease is not None and (lease.num_tokens, lease.committed) == (7, 1)
-    assert lease.source not in lease.pages
+    assert lease.source not in lease.pages and not lease.source_live
     assert cache.append(lease, 9)
     cache.commit(lease, ids([1, 2, 3, 4, 5, 6, 7, 8, 9]), 9)
     assert cache.tree.num_pages == 2, "the full page takes the tail's place"

@@ -85,7 +85,9 @@ class FakeWorker:
         assert len({row.slot for row in step.rows}) == len(step.rows), "one row per slot"
         for row in step.rows:
             self.tables[row.slot] += unpack(row.pages)
-        copied = {self._copy(row): row.start % self.page_size for row in step.rows}
+        copied = {
+            self._copy(row): row.start % self.page_size for row in step.rows if not row.copy_live
+        }
         for row in step.rows:
             fresh = self.tables[row.slot][-(-row.start // self.page_size) :]
             if row.copy_from >= 0:
@@ -109,6 +111,8 @@ class FakeWorker:
 
     def _row(self, row: Row) -> int:
         table = self.tables[row.slot]
+        if row.copy_live:
+            self._copy(row)
         tokens = unpack(row.tokens) or [self.last[row.slot]]
         self.tokens_run += len(tokens)
         state = b""

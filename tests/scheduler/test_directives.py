@@ -2,7 +2,7 @@
 
 import pytest
 
-from radixserve.cache import RadixTree
+from radixserve.cache import Lease, PrefixCache
 from radixserve.config import SchedulerConfig
 from radixserve.messages import CacheDirectives, Invalidate, Namespace, Pin, SetQuota, pack
 from tests.scheduler.fake import Engine, answer, ready
@@ -36,8 +36,10 @@ def test_the_next_turn_hits_to_the_token() -> None:
     assert whole.ask(turn, 2) == (answer(turn, 2), 48)
 
 
-def test_a_page_is_not_copied_in_the_step_that_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker copies before it writes; were the rule not kept, this would be seen."""
+def test_siblings_of_one_step_copy_what_the_first_of_them_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such a page cannot be copied before the step's rows run; were it, this would be seen."""
 
     def traffic() -> Engine:
         engine = Engine(ready(max_rows=4, step_tokens=64))
@@ -46,18 +48,20 @@ def test_a_page_is_not_copied_in_the_step_that_writes_it(monkeypatch: pytest.Mon
         engine.run()
         return engine
 
-    expected = {f"{i}": answer([*PROMPT[:18], i, 3, 3, 3], 3) for i in range(4)}
-    assert traffic().answers == expected
-    nearest = RadixTree.nearest
+    engine = traffic()
+    assert len({row.slot for row in engine.steps[0].rows}) == 4, "all in one step"
+    assert engine.answers == {f"{i}": answer([*PROMPT[:18], i, 3, 3, 3], 3) for i in range(4)}
+    assert sorted(engine.cached.values()) == [0, 18, 18, 18]
+    acquire = PrefixCache.acquire
 
-    def early(self: RadixTree, *args: object) -> object:
-        step, self.step = self.step, self.step + 1
-        found = nearest(self, *args)  # type: ignore[arg-type]
-        self.step = step
-        return found
+    def early(self: PrefixCache, *args: object) -> Lease | None:
+        lease = acquire(self, *args)  # type: ignore[arg-type]
+        if lease is not None:
+            lease.source_live = False
+        return lease
 
-    monkeypatch.setattr(RadixTree, "nearest", early)
-    assert traffic().answers != expected
+    monkeypatch.setattr(PrefixCache, "acquire", early)
+    assert traffic().answers != engine.answers
 
 
 # ---- pins ----------------------------------------------------------------------------------------
