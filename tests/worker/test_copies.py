@@ -127,7 +127,7 @@ def test_an_example_by_hand():
 
 
 def test_what_the_step_writes_is_written_twice_and_the_rest_is_copied():
-    """Page 0 has two tokens; row 0 writes the third and fourth, which are rows 1 and 2's as well."""
+    """Page 0 has two tokens; row 0 writes two more, which rows 1 and 2 copy."""
     rows = [
         Row(0, 2, pack([1, 1]), pack([0])),
         replace(row(1, 3, 1, copy_from=0), copy_live=True),
