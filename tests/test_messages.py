@@ -76,11 +76,15 @@ def test_only_penalties_need_the_history(field: str, value: float, needs: bool) 
     assert TokenLogprobs(-1.0).top == ()
 
 
+TEXTS = {"tenant_quotas": "a=16:32,b=:64"}  # settings whose text has a form of its own
+
+
 def test_every_setting_has_a_flag_and_reaches_its_field() -> None:
     for key, part in PARTS.items():
-        for name, (kind, text, default) in fields_of(part).items():
-            assert text, f"{name} has no help"
-            value = {int: 3, float: 0.5, str: CHOICES.get(name, ("x", "y"))[1], bool: True}[kind]
+        for name, (kind, help_text, default) in fields_of(part).items():
+            assert help_text, f"{name} has no help"
+            text = TEXTS.get(name) or CHOICES.get(name, ("x", "y"))[1]
+            value = {int: 3, float: 0.5, str: text, bool: True}[kind]
             argv = [flag(name)] if kind is bool else [flag(name), str(value)]
             got = getattr(getattr(parse(argv, {}), key), name)
             assert got == value != default
@@ -92,7 +96,16 @@ def test_settings_reach_a_child_process_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [["--port", "70000"], ["--page-size", "0"], ["--device", "abacus"], ["--no-such-flag"]]
+    "argv",
+    [
+        ["--port", "70000"],
+        ["--page-size", "0"],
+        ["--device", "abacus"],
+        ["--no-such-flag"],
+        ["--tenant-quotas", "a=1"],
+        ["--tenant-quotas", "a=5:4"],
+        ["--pin-budget", "1.5"],
+    ],
 )
 def test_wrong_settings_end_with_a_message(
     argv: list[str], capsys: pytest.CaptureFixture[str]
