@@ -55,7 +55,11 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         str, Meta(description="floor and ceiling in tokens, as NAME=FLOOR:CEILING,...")
     ] = ""
     ledger_pages: Annotated[
-        int, Meta(description="evicted pages that are remembered, to explain misses", ge=0)
+        int,
+        Meta(
+            description="evicted pages that are remembered (200 bytes each), to explain misses",
+            ge=0,
+        ),
     ] = 262144
     record_trace: Annotated[
         str, Meta(description="file for a trace of all requests, without text, to simulate with")
