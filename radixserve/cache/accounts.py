@@ -19,7 +19,17 @@ class Account:
     and of running requests, never exceed this; 0 means no bound.
     """
 
-    __slots__ = ("ceiling", "evictable", "floor", "guarded", "own", "pinned", "tenant", "tree")
+    __slots__ = (
+        "ceiling",
+        "evictable",
+        "floor",
+        "guarded",
+        "own",
+        "pinned",
+        "roots",
+        "tenant",
+        "tree",
+    )
 
     def __init__(self, tenant: str, evictable: "SortedDict[Order, Node]") -> None:
         self.tenant = tenant
@@ -27,6 +37,7 @@ class Account:
         self.guarded = 0  # of those, under leases and pins
         self.pinned = 0  # of those, under pins
         self.own = 0  # of its leases, not the tree's
+        self.roots = 0  # namespaces with something in them
         self.floor = 0
         self.ceiling = 0
         self.evictable = evictable  # where its unheld leaves stand
@@ -39,6 +50,16 @@ class Account:
     def reclaimable(self) -> int:
         """Pages that eviction could take, floor or not."""
         return self.tree - self.guarded
+
+    @property
+    def slack(self) -> int:
+        """Pages that it can have before it is at its ceiling, its unguarded ones given up."""
+        return self.ceiling - self.guarded - self.own if self.ceiling else sys.maxsize
+
+    @property
+    def protected(self) -> int:
+        """Reclaimable pages that its floor keeps from others."""
+        return self.reclaimable - self.takeable
 
     @property
     def takeable(self) -> int:
@@ -56,6 +77,7 @@ class Accounts:
     def __init__(self) -> None:
         self.pages = 0  # of all nodes
         self.guarded = 0  # of guarded nodes
+        self.protected = 0  # of all tenants with a floor
         self.common: SortedDict[Order, Node] = SortedDict()
         self.bounded: list[Account] = []
         self._accounts: dict[str, Account] = {}
@@ -71,12 +93,7 @@ class Accounts:
 
     def count(self, node: "Node", pages: int) -> None:
         """`pages` were added to `node`, or taken from it if negative."""
-        account = node.account
-        self.pages += pages
-        account.tree += pages
-        if node.guards:
-            self.guarded += pages
-            account.guarded += pages
+        self._change(node.account, pages, pages if node.guards else 0)
 
     def guard(self, node: "Node") -> None:
         """Somebody stands on `node`: what was free to be evicted of its path no longer is."""
@@ -85,8 +102,7 @@ class Accounts:
             at.guards += 1
             if at.guards > 1:
                 return
-            self.guarded += len(at.pages)
-            at.account.guarded += len(at.pages)
+            self._change(at.account, 0, len(at.pages))
             at = at.parent
 
     def unguard(self, node: "Node") -> None:
@@ -97,14 +113,15 @@ class Accounts:
             assert at.guards >= 0, "a guard was dropped twice"
             if at.guards:
                 return
-            self.guarded -= len(at.pages)
-            at.account.guarded -= len(at.pages)
+            self._change(at.account, 0, -len(at.pages))
             at = at.parent
 
     def bound(self, tenant: str, floor: int, ceiling: int) -> None:
         """Set a tenant's bounds, in pages; 0 and 0 take them away."""
         account = self.of(tenant)
+        self.protected -= account.protected
         account.floor, account.ceiling = floor, ceiling
+        self.protected += account.protected
         old = account.evictable
         if floor or ceiling:
             if old is self.common:
@@ -116,6 +133,7 @@ class Accounts:
         if account.evictable is not old:
             for order in [order for order, node in old.items() if node.account is account]:
                 account.evictable[order] = old.pop(order)
+        self._forget(account)
 
     def sources_for(self, account: Account) -> "list[Source]":
         """Where eviction for `account` may take pages: its own, and others' above their floors."""
@@ -127,4 +145,28 @@ class Accounts:
 
     def protected_from(self, account: Account) -> int:
         """Reclaimable pages that others' floors keep from `account`."""
-        return sum(a.reclaimable - a.takeable for a in self.bounded if a is not account)
+        return self.protected - account.protected
+
+    def slack(self, tenant: str) -> int:
+        """Pages that a tenant can have before it is at its ceiling."""
+        account = self._accounts.get(tenant)
+        return sys.maxsize if account is None else account.slack
+
+    def left(self, account: Account) -> None:
+        """A namespace of the tenant is empty. Without any, and without bounds, it is forgotten."""
+        account.roots -= 1
+        self._forget(account)
+
+    def _forget(self, account: Account) -> None:
+        if not account.roots and account.evictable is self.common:
+            del self._accounts[account.tenant]
+
+    def _change(self, account: Account, pages: int, guarded: int) -> None:
+        if account.floor:
+            self.protected -= account.protected
+        self.pages += pages
+        self.guarded += guarded
+        account.tree += pages
+        account.guarded += guarded
+        if account.floor:
+            self.protected += account.protected

@@ -37,6 +37,7 @@ class Lease:
     __slots__ = (
         "committed",
         "duplicates",
+        "found",
         "lost",
         "namespace",
         "node",
@@ -65,6 +66,7 @@ class Lease:
         self.node = node
         self.pages = pages
         self.committed = len(pages)
+        self.found = len(pages)  # of those, what it found in the tree before it computed anything
         self.num_tokens = 0  # whose pages are had
         self.duplicates = no_pages()
         self.source = -1  # page to copy the first page of `own` from, as far as `num_tokens`

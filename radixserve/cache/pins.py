@@ -1,10 +1,11 @@
 """Pins: prefixes that stay for a time, whatever else wants the room, within a budget."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass
 
 from sortedcontainers import SortedDict
 
+from radixserve.cache.accounts import Account
 from radixserve.cache.node import Node
 from radixserve.cache.radix import RadixTree
 
@@ -25,7 +26,6 @@ class Pins:
 
     def __init__(self, tree: RadixTree, num_pages: int, budget: float) -> None:
         self.pages = 0  # under pins
-        self.refused = 0
         self.broken = 0  # ended before their time, because nothing else could make room
         self._tree = tree
         self.room = int(num_pages * budget)
@@ -40,24 +40,19 @@ class Pins:
     def __iter__(self) -> Iterator[Pin]:
         return iter(self._by_node.values())
 
-    def add(self, namespace: Hashable, node: Node, ttl: float) -> str:
-        """Pin `node`, or give the pin that it has more time. Returns why not, or ""."""
+    def add(self, namespace: Hashable, node: Node, ttl: float) -> None:
+        """Pin `node`, or give the pin that it has more time. `refusal` was asked before."""
         now = self._tree.now
         pin = self._by_node.get(node)
         if pin is not None:
             pin.ttl = max(pin.ttl, ttl)
             self._prolong(pin, now)
-            return ""
-        refusal = self._refusal(node)
-        if refusal:
-            self.refused += 1
-            return refusal
+            return
         pin = Pin(namespace, node, ttl, now + ttl, self._next_id)
         self._next_id += 1
         self._tree.hold(node)
         self._count(node, 1)
         self._by_node[node] = self._by_end[pin.expires, pin.id] = pin
-        return ""
 
     def refresh(self, node: Node) -> None:
         """A request hit the path that ends at `node`: the pins on it start their time again."""
@@ -74,12 +69,14 @@ class Pins:
         while self._by_end and self._by_end.peekitem(0)[0][0] <= self._tree.now:
             self.remove(self._by_end.peekitem(0)[1])
 
-    def give_way(self) -> bool:
-        """End the pin that has least time left, so as to make room. False: there is none."""
-        if not self._by_end:
+    def give_way(self, account: Account | None = None) -> bool:
+        """End the pin (of a tenant) that has least time left, for room. False: there is none."""
+        pins = self._by_end.values()
+        pin = next((p for p in pins if account is None or p.node.account is account), None)
+        if pin is None:
             return False
         self.broken += 1
-        self.remove(self._by_end.peekitem(0)[1])
+        self.remove(pin)
         return True
 
     def remove(self, pin: Pin) -> None:
@@ -88,17 +85,20 @@ class Pins:
         self._count(pin.node, -1)
         self._tree.drop(pin.node)
 
-    def below(self, top: Node) -> list[Pin]:
-        """The pins on `top` and on what is below it."""
-        return [pin for pin in self._by_node.values() if _is_above(top, pin.node)]
+    def remove_below(self, tops: Collection[Node]) -> None:
+        """End the pins on `tops` and on what is below them."""
+        chosen = set(tops)
+        for pin in [pin for pin in self._by_node.values() if _is_below(pin.node, chosen)]:
+            self.remove(pin)
 
     def _prolong(self, pin: Pin, now: float) -> None:
         del self._by_end[pin.expires, pin.id]
         pin.expires = max(pin.expires, now + pin.ttl)
         self._by_end[pin.expires, pin.id] = pin
 
-    def _refusal(self, node: Node) -> str:
-        more, account = self._unpinned(node), node.account
+    def refusal(self, node: Node, drop: int) -> str:
+        """Why the path that ends `drop` pages before `node`'s end cannot be pinned, or ""."""
+        more, account = self._unpinned(node, drop), node.account
         if self.pages + more > self.room:
             return (
                 f"the pin budget is {self.room} pages, {self.pages} are pinned, "
@@ -111,13 +111,13 @@ class Pins:
             )
         return ""
 
-    def _unpinned(self, node: Node) -> int:
-        pages = 0
+    def _unpinned(self, node: Node, drop: int) -> int:
+        pages = -drop
         at: Node | None = node
         while at is not None and not at.pins:
             pages += len(at.pages)
             at = at.parent
-        return pages
+        return max(pages, 0)
 
     def _count(self, node: Node, change: int) -> None:
         at: Node | None = node
@@ -130,10 +130,10 @@ class Pins:
             at = at.parent
 
 
-def _is_above(top: Node, node: Node) -> bool:
+def _is_below(node: Node, tops: set[Node]) -> bool:
     at: Node | None = node
     while at is not None:
-        if at is top:
+        if at in tops:
             return True
         at = at.parent
     return False

@@ -39,12 +39,17 @@ class PrefixCache:
         self.ledger = Ledger(ledger_pages)
         tree.ledger = self.ledger if ledger_pages else None
         self.leases: set[Lease] = set()
+        self.at_ceiling = False  # whether its tenant's ceiling refused the last `acquire`
         self.evicted_pages = 0
         self.invalidated_pages = 0
 
     def begin(self, now: float) -> None:
-        """A step is going to be ordered. Ends the pins whose time is over."""
+        """A step is going to be ordered."""
         self.tree.step += 1
+        self.at(now)
+
+    def at(self, now: float) -> None:
+        """It is so late, in seconds. Ends the pins whose time is over."""
         self.tree.now = now
         if self.pins:
             self.pins.expire()
@@ -57,19 +62,13 @@ class PrefixCache:
         return len(self.pool) + self.tree.reclaimable
 
     def available_to(self, account: Account) -> int:
-        """Pages that a tenant can have now, within its ceiling and above others' floors."""
-        pages = len(self.pool) + self.tree.reclaimable
-        if self.tree.accounts.bounded:
-            pages -= self.tree.accounts.protected_from(account)
-            if account.ceiling:
-                pages = min(pages, account.ceiling - account.guarded - account.own)
-        return pages
+        """Pages that a tenant can have now, above others' floors; its ceiling left aside."""
+        free = len(self.pool) + self.tree.reclaimable
+        return free - self.tree.accounts.protected_from(account)
 
-    def at_ceiling(self, namespace: Hashable) -> bool:
-        """Whether its tenant's ceiling, and not the pool, is what bounds its next pages."""
-        account = self.tree.account_of(namespace)
-        free = len(self.pool) + self.tree.reclaimable - self.tree.accounts.protected_from(account)
-        return bool(account.ceiling) and account.ceiling - account.guarded - account.own < free
+    def over_ceiling(self, namespace: Hashable, pages: int) -> bool:
+        """Whether so many pages more are not to be had for its tenant, free or not."""
+        return pages > self.tree.accounts.slack(self.tree.tenant_of(namespace))
 
     def num_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
@@ -94,18 +93,27 @@ class PrefixCache:
     # ---- the life of a lease ---------------------------------------------------------------------
 
     def acquire(
-        self, namespace: Hashable, tokens: Tokens, headroom: int = 0, terms: Terms = USUAL
+        self,
+        namespace: Hashable,
+        tokens: Tokens,
+        headroom: int = 0,
+        terms: Terms = USUAL,
+        *,
+        own_headroom: int = 0,
     ) -> Lease | None:
         """A lease on the longest cached prefix of `tokens` (int32 bytes), or None.
 
         At least one token is left to compute, since its logits are wanted. None, and nothing is
-        changed, if the pages for the rest and `headroom` more could not be had now.
+        changed, if the pages for the rest and `headroom` more could not be had now, or with
+        `own_headroom` of those would be over the tenant's ceiling.
         """
         fixed, total = bytes(tokens), len(tokens) // TOKEN_BYTES
         limit = self._limit(len(tokens))
         node, pages = self.tree.match(namespace, fixed, limit)
         self.tree.hold(node)
-        if self.num_pages(total) - len(pages) + headroom > self.available_to(node.account):
+        rest, account = self.num_pages(total) - len(pages), node.account
+        self.at_ceiling = rest + own_headroom > account.slack
+        if self.at_ceiling or rest + headroom > self.available_to(account):
             self._drop(node)
             return None
         if not terms.quiet:
@@ -132,6 +140,8 @@ class PrefixCache:
         start = lease.committed
         node, pages = self.tree.descend(lease.node, bytes(tokens), start, limit)
         if pages:
+            if lease.found == start:
+                lease.found += len(pages)
             self._move(lease, node)
             if not lease.terms.quiet:
                 self.tree.touch(node, hit=True, priority=lease.terms.priority)
@@ -146,7 +156,9 @@ class PrefixCache:
         short = self.num_pages(num_tokens) - len(lease.pages)
         if short > 0:
             account = lease.node.account
-            if short > self.available_to(account):
+            if short > account.slack:
+                return False
+            if short > len(self.pool) and short > self.available_to(account):
                 return False
             self._evict(short, account)
             lease.pages += self.pool.take(short)
@@ -198,15 +210,16 @@ class PrefixCache:
         self._drop(lease.node)
 
     def discard(self, lease: Lease) -> None:
-        """End a lease whose K/V are not to be used: a release, and its path is evicted.
+        """End a lease whose K/V are not to be used: nobody finds what it computed any more.
 
-        What others hold stays; so does a trunk with other branches, which is older than this lease.
+        Nor what others computed below that. What it had found in the tree stays.
         """
-        if not lease.released:
-            for pin in self.pins.below(lease.node):
-                self.pins.remove(pin)
-            self.release(lease)
-            self._take_back(self.tree.prune(lease.node))
+        if lease.released:
+            return
+        top = self._computed(lease)
+        if top is not None:
+            self._invalidate([top])
+        self.release(lease)
 
     # ---- directives ------------------------------------------------------------------------------
 
@@ -220,9 +233,11 @@ class PrefixCache:
             return 0, f"a pin holds whole pages of {self.page_size} tokens that are stored"
         if lease.stale or lease.node.gone:
             return 0, "the prefix was invalidated"
-        node = self.tree.end_at(lease.node, lease.committed - pages)
-        refused = self.pins.add(lease.namespace, node, ttl)
-        return (0 if refused else pages * self.page_size), refused
+        drop = lease.committed - pages
+        if refused := self.pins.refusal(lease.node, drop):
+            return 0, refused
+        self.pins.add(lease.namespace, self.tree.end_at(lease.node, drop), ttl)
+        return pages * self.page_size, ""
 
     def invalidate(self, namespace: Hashable, prefix: Tokens = b"") -> int:
         """Forget what is cached for prompts of `namespace` that begin with `prefix`.
@@ -235,12 +250,7 @@ class PrefixCache:
             if lease.namespace == namespace:
                 own = bytes(lease.tokens[: len(prefix)])
                 lease.stale = lease.stale or prefix.startswith(own)
-        pages = 0
-        for top in self._tops(namespace, prefix):
-            pages += self.tree.invalidate(top)
-        self.pool.give(self.tree.take_left())
-        self.invalidated_pages += pages
-        return pages * self.page_size
+        return self._invalidate(self._tops(namespace, prefix)) * self.page_size
 
     def bound(self, tenant: str, floor: int, ceiling: int) -> None:
         """Set a tenant's bounds in pages; 0: none."""
@@ -255,7 +265,8 @@ class PrefixCache:
         child, equal = lease.node.nearest(rest)
         if child is not None and equal:
             lease.source = child.pages[0]
-            lease.source_live = child.stamp >= self.tree.step
+            # Unguarded, it is what a request left that was preempted in this step: nobody fills it.
+            lease.source_live = child.stamp >= self.tree.step and child.guards > 0
             done = self.append(lease, lease.num_tokens + equal // TOKEN_BYTES)
             assert done, "the pages for all tokens can be had"
 
@@ -275,9 +286,27 @@ class PrefixCache:
             return []
         rest = prefix[limit * self.tree.page_bytes :]
         tops = [child for key, child in node.children.items() if key.startswith(rest)]
-        for pin in [pin for top in (tops if rest else [node]) for pin in self.pins.below(top)]:
-            self.pins.remove(pin)
+        self.pins.remove_below(tops if rest else [node])
         return _whole_path(node, tops, bool(rest))
+
+    def _invalidate(self, tops: list[Node]) -> int:
+        self.pins.remove_below(tops)
+        pages = sum(self.tree.invalidate(top) for top in tops)
+        self.pool.give(self.tree.take_left())
+        for lease in self.leases:
+            lease.stale = lease.stale or lease.node.gone
+        self.invalidated_pages += pages
+        return pages
+
+    def _computed(self, lease: Lease) -> Node | None:
+        """The top of what a lease has committed and not found, with all below it."""
+        if lease.committed == lease.found or lease.node.gone:
+            return None
+        below = self.tree.end_at(lease.node, lease.committed - lease.found)
+        top = lease.node
+        while top.parent is not None and top.parent is not below:
+            top = top.parent
+        return top
 
     def _evict(self, short: int, account: Account) -> None:
         """Make `short` pages free for a tenant: of its own ones as far as its ceiling asks it."""

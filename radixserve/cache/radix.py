@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import count
 
-from radixserve.cache.accounts import Account, Accounts, Source
+from radixserve.cache.accounts import Accounts, Source
 from radixserve.cache.eviction import Policy
 from radixserve.cache.ledger import Ledger
 from radixserve.cache.node import Node, Order, equal_pages
@@ -47,7 +47,7 @@ class RadixTree:
         self.now = 0.0  # seconds
         self.ledger: Ledger | None = None  # told of the pages that leave
         self._policy = policy()
-        self._tenant_of = tenant_of
+        self.tenant_of = tenant_of
         self._clock = 0
         self._ids = count(1)
         self._left = no_pages()  # of nodes that were gone and lost their last reader
@@ -243,6 +243,7 @@ class RadixTree:
             if not node.pages:
                 if node.holds == 1:
                     del self.roots[node.namespace]
+                    self.accounts.left(node.account)
                 return
             if node.holds:
                 return
@@ -282,16 +283,6 @@ class RadixTree:
                 left[at] = (leaves, most - short)
             else:
                 del left[at]
-        return freed
-
-    def prune(self, node: Node) -> "array[int]":
-        """Remove the path that ends at `node`, up to what is held. Returns its pages."""
-        freed = no_pages()
-        while node.order is not None:
-            parent = node.parent
-            assert parent is not None, "only a root has no parent"
-            freed += self._shorten(node, len(node.pages))
-            node = parent
         return freed
 
     def invalidate(self, top: Node) -> int:
@@ -368,13 +359,12 @@ class RadixTree:
 
     # ---- small parts -----------------------------------------------------------------------------
 
-    def account_of(self, namespace: Hashable) -> Account:
-        return self.accounts.of(self._tenant_of(namespace))
-
     def _root(self, namespace: Hashable) -> Node:
         root = self.roots.get(namespace)
         if root is None:
-            root = Node(next(self._ids), None, self.account_of(namespace), b"", no_pages())
+            account = self.accounts.of(self.tenant_of(namespace))
+            account.roots += 1
+            root = Node(next(self._ids), None, account, b"", no_pages())
             root.namespace = namespace
             root.holds = 1
             self.roots[namespace] = root

@@ -1,8 +1,9 @@
 """Which tenant goes next: the one that was served least, for a turn of some tokens.
 
-Start-time fair queueing. A tenant's virtual time is the tokens that were computed for it. Whoever
-comes back from idleness, or could not go for a while, is next, but what is computed for him is
-booked from where the least served tenant is: time in which he got nothing gives him no credit.
+A tenant's virtual time is the tokens that were computed for it. A tenant that is new, or comes back
+from idleness, starts behind all that wait: it has no credit for time in which it asked for nothing,
+and however many new ones come, who waits already is served before them. What is computed for a
+tenant that could not go for a while is booked from where the least served one is.
 """
 
 from collections.abc import Collection
@@ -26,7 +27,10 @@ class FairShare:
 
     def join(self, tenant: str) -> None:
         """The tenant has something waiting, and had nothing."""
-        self._active.add((self._times.setdefault(tenant, 0), tenant))
+        self._book()
+        behind = self._active[-1][0] + 1 if self._active else self._now
+        time = self._times[tenant] = max(self._times.get(tenant, 0), behind)
+        self._active.add((time, tenant))
 
     def leave(self, tenant: str) -> None:
         """The tenant has nothing waiting any more."""

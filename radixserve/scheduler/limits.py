@@ -1,7 +1,5 @@
 """What is taken into the queue, and what is refused with a reason."""
 
-from math import isfinite
-
 from radixserve.cache import PrefixCache
 from radixserve.config import SchedulerConfig
 from radixserve.messages import (
@@ -16,6 +14,7 @@ from radixserve.scheduler.counters import Counters
 from radixserve.scheduler.queue import Queue
 
 MAX_PINS = 16  # of one request
+MAX_TTL = 86400.0  # seconds
 
 
 class Limits:
@@ -33,7 +32,8 @@ class Limits:
     def set_quota(self, quota: SetQuota) -> None:
         page = self._cache.page_size
         ceiling = max(quota.ceiling // page, 1) if quota.ceiling > 0 else 0
-        self._cache.bound(quota.tenant, max(-(-quota.floor // page), 0), ceiling)
+        floor = max(-(-quota.floor // page), 0)
+        self._cache.bound(quota.tenant, min(floor, ceiling) if ceiling else floor, ceiling)
         self._quotas[quota.tenant] = quota
 
     def quota(self, tenant: str) -> SetQuota:
@@ -45,7 +45,7 @@ class Limits:
         if bounded:
             floors = sum(account.floor for account in bounded if account.tenant != tenant)
             pages = self._cache.pool.num_pages - floors
-            ceiling = self._cache.tree.accounts.of(tenant).ceiling
+            ceiling = next((a.ceiling for a in bounded if a.tenant == tenant), 0)
             pages = min(pages, ceiling) if ceiling else pages
             room = min(room, max(pages, 0) * self._cache.page_size)
         return room
@@ -97,6 +97,6 @@ def _wrong_directives(directives: CacheDirectives) -> str:
     if len(directives.pins) > MAX_PINS:
         return f"A request has at most {MAX_PINS} pins."
     for pin in directives.pins:
-        if pin.tokens < 1 or not pin.ttl > 0 or not isfinite(pin.ttl):
-            return "A pin holds at least one token, for a time above 0 seconds."
+        if pin.tokens < 1 or not 0 < pin.ttl <= MAX_TTL:
+            return f"A pin holds at least one token, for more than 0 and at most {MAX_TTL:g} s."
     return ""

@@ -32,10 +32,13 @@ class Running:
         freed, self._freed = tuple(self._freed), []
         return freed
 
-    def acquire(self, request: Request, reserve: int) -> bool:
+    def acquire(self, request: Request, reserve: "Reserve") -> bool:
         """A slot and a lease for the request, if the pages for all its tokens can be had."""
+        own = reserve.of(request.tenant)
         namespace, tokens = request.submit.namespace, request.tokens
-        lease = self._cache.acquire(namespace, tokens, reserve, request.terms)
+        lease = self._cache.acquire(
+            namespace, tokens, reserve.pages, request.terms, own_headroom=own
+        )
         if lease is None:
             return False
         request.lease = lease
@@ -51,9 +54,16 @@ class Running:
     def youngest_first(self) -> list[Request]:
         return self._requests[::-1]
 
-    def reserve(self) -> int:
+    def reserve(self) -> "Reserve":
         """Pages that the running requests are yet to take."""
-        return sum(self.still_to_take(request) for request in self._requests)
+        reserve = Reserve()
+        for request in self._requests:
+            reserve.add(request.tenant, self.still_to_take(request))
+        return reserve
+
+    def runs(self, tenant: str) -> bool:
+        """Whether anything of the tenant runs."""
+        return any(request.tenant == tenant for request in self._requests)
 
     def still_to_take(self, request: Request) -> int:
         """Pages for the known tokens of a running request, and one more.
@@ -79,6 +89,21 @@ class Running:
         self._slots.append(request.slot)
         self._freed.append(request.slot)
         request.slot = -1
+
+
+class Reserve:
+    """Pages that are spoken for, of all and by tenant."""
+
+    def __init__(self) -> None:
+        self.pages = 0
+        self._by_tenant: dict[str, int] = {}
+
+    def add(self, tenant: str, pages: int) -> None:
+        self.pages += pages
+        self._by_tenant[tenant] = self._by_tenant.get(tenant, 0) + pages
+
+    def of(self, tenant: str) -> int:
+        return self._by_tenant.get(tenant, 0)
 
 
 def admit(request: Request) -> Admit:

@@ -23,7 +23,6 @@ from radixserve.messages import (
     Invalidate,
     Invalidated,
     Namespace,
-    Pinned,
     Rejected,
     Row,
     RunStep,
@@ -38,14 +37,13 @@ from radixserve.messages import (
 )
 from radixserve.scheduler.counters import Counters
 from radixserve.scheduler.limits import Limits
+from radixserve.scheduler.pinning import Answer, Pinning
 from radixserve.scheduler.plan import Step, chunk
 from radixserve.scheduler.queue import Queue
 from radixserve.scheduler.request import Request
 from radixserve.scheduler.running import Running, admit
 from radixserve.scheduler.snapshot import snapshot
 from radixserve.scheduler.trace import Observer
-
-Answer = Tokens | Rejected | Pinned | Invalidated
 
 
 class Scheduler:
@@ -82,6 +80,7 @@ class Scheduler:
         self.outbox: list[tuple[int, Answer]] = []  # (origin, message)
         self.counters = Counters()
         self._steps: dict[int, Step] = {}  # in flight
+        self._pinning = Pinning(config, self.cache, self.counters, self.outbox)
         self._drain = False  # order nothing before all results are in: pages are short
         self._arrivals = 0
         for tenant, floor, ceiling in quotas(config.tenant_quotas):
@@ -91,7 +90,11 @@ class Scheduler:
 
     def submit(self, message: Submit) -> None:
         """Queue a request, or say why not."""
-        if refusal := self.limits.refusal(message, self.counters):
+        refusal = self.limits.refusal(message, self.counters)
+        if message.request_id in self.requests:
+            text = "A request with this id is running or waiting."
+            refusal = Rejected(message.request_id, "invalid_request", text)
+        if refusal is not None:
             self.counters.rejected += 1
             self.outbox.append((message.origin, refusal))
             return
@@ -113,6 +116,7 @@ class Scheduler:
 
     def invalidate(self, message: Invalidate) -> None:
         """Forget what is cached for a prefix, while requests run on it."""
+        self.cache.at(self.clock())
         tokens = self.cache.invalidate(message.namespace, message.prefix)
         self.outbox.append((message.origin, Invalidated(message.request_id, tokens)))
 
@@ -125,7 +129,8 @@ class Scheduler:
                 self._refuse(request, refusal)
             else:
                 room = self.limits.room(request.tenant) - request.prompt_len
-                request.max_tokens = max(min(request.max_tokens, room), request.generated + 1)
+                most = min(request.submit.max_tokens, room)
+                request.max_tokens = max(most, request.generated + max(request.unseen, 1))
 
     def done(self, result: StepDone) -> None:
         """Take the result of the oldest step in flight."""
@@ -140,6 +145,7 @@ class Scheduler:
         at = 0
         for request, token, logprob in zip(step.sampling, tokens, logprobs, strict=True):
             request.unseen -= 1
+            request.lost = request.lost or token < 0
             if not request.done:
                 self._take(request, token, data[at : at + INT32_BYTES], logprob)
             at += INT32_BYTES
@@ -194,17 +200,18 @@ class Scheduler:
             if request is None:
                 return
             if not self.running.acquire(request, reserve):
-                if self.cache.at_ceiling(request.submit.namespace):
-                    blocked.add(request.tenant)
+                at_ceiling = self.cache.at_ceiling
+                if self._give_way(request, at_ceiling):
                     continue
-                if step.named or self.running or not self.cache.pins.give_way():
+                if not at_ceiling:
                     return
-                continue  # nothing runs, and pins left no room for it
+                blocked.add(request.tenant)
+                continue
             self.waiting.admit(request)
             step.admits.append(admit(request))
             self._row(request, step, step.budget)
             assert step.named[-1] is request, "an admission found its pages and has its first row"
-            reserve += self.running.still_to_take(request)
+            reserve.add(request.tenant, self.running.still_to_take(request))
 
     def _send(self, step: Step) -> RunStep:
         self.counters.steps += 1
@@ -264,7 +271,7 @@ class Scheduler:
         if committable // self.cache.page_size > lease.committed:
             self.cache.commit(lease, request.tokens, committable)
         if request.pins:
-            self._pin(request, lease)
+            self._pinning.carry_out(request, lease)
 
     # ---- admission and preemption ----------------------------------------------------------------
 
@@ -277,15 +284,20 @@ class Scheduler:
         """
         lease = request.lease
         assert lease is not None, "only an admitted request gets pages"
-        own_only = self.cache.at_ceiling(request.submit.namespace)
-        for victim in self.running.youngest_first():
-            if own_only and victim.tenant != request.tenant:
-                continue
+        pages = self.cache.num_pages(num_tokens) - len(lease.pages)
+        own_only = self.cache.over_ceiling(request.submit.namespace, pages)
+        victims = [
+            victim
+            for victim in self.running.youngest_first()
+            if victim.tenant == request.tenant or not own_only
+        ]
+        for victim in victims:
             if victim.in_flight:
                 self._drain = True
                 return False
-            if victim is request and len(self.running) == 1:
-                while self.cache.pins.give_way():
+            if victim is request and len(victims) == 1:
+                whose = lease.node.account if own_only else None
+                while self.cache.pins.give_way(whose):
                     if self.cache.append(lease, num_tokens):
                         return True
             self._preempt(victim)
@@ -295,6 +307,13 @@ class Scheduler:
                 return True
         raise AssertionError("a request that asks for pages is running")
 
+    def _give_way(self, request: Request, at_ceiling: bool) -> bool:
+        """End a pin for a request that cannot be admitted though nothing runs that would end."""
+        if not at_ceiling:
+            return not self.running and self.cache.pins.give_way()
+        account = self.cache.tree.accounts.of(request.tenant)
+        return not self.running.runs(request.tenant) and self.cache.pins.give_way(account)
+
     def _preempt(self, request: Request) -> None:
         """Back to the front of the queue; what it computed stays in the tree, for it to hit."""
         self.counters.preemptions += 1
@@ -302,22 +321,6 @@ class Scheduler:
         request.ordered = 0
         request.preempted = True
         self.waiting.add(request)
-
-    def _pin(self, request: Request, lease: Lease) -> None:
-        """Carry out the pins whose tokens are in the tree."""
-        stored = lease.committed * self.cache.page_size
-        while request.pins:
-            pin = request.pins[0]
-            wanted = min(pin.tokens, request.prompt_len, request.terms.store)
-            if stored < wanted - wanted % self.cache.page_size:
-                return
-            del request.pins[0]
-            self._answer_pin(request, *self.cache.pin(lease, wanted, pin.ttl))
-
-    def _answer_pin(self, request: Request, tokens: int, refused: str) -> None:
-        self.counters.pins_refused += bool(refused)
-        name = request.submit.request_id
-        self.outbox.append((request.submit.origin, Pinned(name, tokens, refused)))
 
     # ---- results and endings ---------------------------------------------------------------------
 
@@ -336,6 +339,8 @@ class Scheduler:
             finish = "stop"
         elif request.generated >= request.max_tokens:
             finish = "length"
+        if finish:
+            self._pinning.answer_rest(request)
         logprobs = () if logprob is None else (logprob,)
         message = Tokens(submit.request_id, data, request.reused, finish, logprobs)
         self.outbox.append((submit.origin, message))
@@ -345,13 +350,13 @@ class Scheduler:
 
     def _lose(self, request: Request) -> None:
         """The worker cannot go on with a request; the others do."""
-        request.lost = True
         text = "The model gave no finite numbers for this request."
         self._refuse(request, Rejected(request.submit.request_id, "numerical_error", text))
 
     def _refuse(self, request: Request, why: Rejected) -> None:
         """End a request that was taken and cannot be finished."""
         self.counters.rejected += 1
+        self._pinning.answer_rest(request)
         self.outbox.append((request.submit.origin, why))
         self._end(request)
 
@@ -359,9 +364,7 @@ class Scheduler:
         """Nothing more is computed for the request; it leaves when no step names it."""
         request.done = True
         del self.requests[request.submit.request_id]
-        for _ in request.pins:
-            self._answer_pin(request, 0, "the request ended before its prompt was computed")
-        request.pins.clear()
+        self._pinning.answer_rest(request)
         if self.observer is not None:
             self.observer.ended(request)
         if request.lease is None:

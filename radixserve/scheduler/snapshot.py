@@ -1,9 +1,13 @@
 """State of scheduler and cache as the message that metrics and health are made from."""
 
+from itertools import islice
+
 from radixserve.cache import PrefixCache
 from radixserve.messages import Stats, TenantStats
 from radixserve.scheduler.counters import Counters
 from radixserve.scheduler.limits import Limits
+
+NAMED = 200  # tenants that are told one by one
 
 
 def snapshot(
@@ -47,12 +51,14 @@ def snapshot(
 
 
 def _tenants(cache: PrefixCache, counters: Counters, limits: Limits) -> dict[str, TenantStats]:
+    """Of the first `NAMED` tenants that were ever seen: the set does not change from then on."""
+    accounts = {account.tenant: account for account in cache.tree.accounts}
     stats = {}
-    for account in cache.tree.accounts:
-        counted, quota = counters.tenants[account.tenant], limits.quota(account.tenant)
-        stats[account.tenant] = TenantStats(
-            cached=account.tree * cache.page_size,
-            running=account.own * cache.page_size,
+    for tenant, counted in islice(counters.tenants.items(), NAMED):
+        account, quota = accounts.get(tenant), limits.quota(tenant)
+        stats[tenant] = TenantStats(
+            cached=account.tree * cache.page_size if account else 0,
+            running=account.own * cache.page_size if account else 0,
             floor=quota.floor,
             ceiling=quota.ceiling,
             prompt_tokens=counted.prompt_tokens,

@@ -159,18 +159,22 @@ class Waiting:
             self.entries[self.paths[after][2]] if after < len(self.paths) else None,
         )
 
-    def share(self, path: Path | Key, other: Path | Key) -> int:
-        """Tokens of `path` that it need not compute if `other` does: whole pages, never all."""
-        if other[0] != path[0]:
+    def share(self, path: Path | Key, other: Entry) -> int:
+        """Tokens of `path` that it need not compute if `other` does: whole pages, never all.
+
+        Nor more than `other` leaves to others.
+        """
+        if other.key[0] != path[0]:
             return 0
-        pages = min(common(path[1], other[1]), len(path[1]) - 1) // self.page_bytes
+        size = min(common(path[1], other.key[1]), len(path[1]) - 1)
+        pages = min(size // self.page_bytes, other.request.terms.store // self._cache.page_size)
         return pages * self._cache.page_size
 
     def work(self, namespace: Namespace, tokens: bytes) -> int:
         """What of this prompt would have to be computed for it, in tokens."""
         path = path_of(namespace, tokens)
         found = [self._cache.peek(namespace, tokens)]
-        found += [self.share(path, e.key) for e in self.neighbours(path) if e is not None]
+        found += [self.share(path, e) for e in self.neighbours(path) if e is not None]
         return len(tokens) // INT32_BYTES - max(found)
 
     def _take_out(self, entry: Entry) -> None:
@@ -192,7 +196,7 @@ class Waiting:
         longer = self.neighbours((namespace, tokens + b"\0"))[1]
         for other in (*self.neighbours(gone.key), longer):
             if other is not None:
-                cached = min(known, self.share(other.key, gone.key))
+                cached = min(known, self.share(other.key, gone))
                 if cached > other.known:
                     self._learn(other, known=cached, source=source)
 
@@ -213,13 +217,13 @@ class Waiting:
             first = self.entries[self.paths[place][2]]
             if first.key[0] != namespace or not first.key[1].startswith(prefix):
                 return
-            cached = self.share(first.key, admitted.key)
+            cached = self.share(first.key, admitted)
             if cached > first.known:
                 self._learn(first, known=cached, source=admitted.request)
             at = max(at + 1, cached // self._cache.page_size)
 
     def _shared(self, entry: Entry, before: Entry | None) -> int:
-        return 0 if before is None else self.share(entry.key, before.key)
+        return 0 if before is None else self.share(entry.key, before)
 
     def _look_up(self, entry: Entry) -> None:
         source = entry.source

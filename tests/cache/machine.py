@@ -100,7 +100,8 @@ class CacheMachine(RuleBasedStateMachine):
         if lease is None:
             assert cache.available == available, "a failed admission changes nothing"
             wanted = cache.num_pages(len(prompt)) + headroom
-            assert wanted > cache.available_to(account) - cached
+            most = min(cache.available_to(account), account.slack)
+            assert wanted > most - cached
             return None
         assert lease.committed * self.page_size == cached, "peek tells what acquire finds"
         assert cached <= lease.num_tokens < len(prompt), "at least one token is left to compute"
@@ -123,7 +124,7 @@ class CacheMachine(RuleBasedStateMachine):
         account = reader.lease.node.account
         end = min(reader.computed + chunk, len(reader.tokens) // 4)
         short = self.cache.num_pages(end) - len(reader.lease.pages)
-        had = self.cache.available_to(account)
+        had = min(self.cache.available_to(account), account.slack)
         with self.floors_hold(account.tenant):
             appended = self.cache.append(reader.lease, end)
         if not appended:
@@ -160,10 +161,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.discard(reader.lease)
         self.cache.discard(reader.lease)
         self.live.remove(reader)
-        node = reader.lease.node
-        while node.parent is not None and node.order is None and not node.holds:
-            node = node.parent
-        assert node.order is None, "what nobody else holds has left the tree"
+        lease = reader.lease
+        if lease.committed > lease.found:
+            prompt = bytes(reader.tokens[: 4 * lease.committed * self.page_size]) + ids([0])
+            found = self.cache.peek(lease.namespace, prompt)
+            assert found <= lease.found * self.page_size, "nobody finds what it computed"
 
     @rule(reader=consumes(readers), commit=st.booleans())
     def release(self, reader: Reader | None, commit: bool) -> None:

@@ -43,9 +43,6 @@ def test_the_next_turn_copies_the_partly_filled_page() -> None:
     cache = make(page_size=4)
     serve(cache, [1, 2, 3, 4, 5, 6, 7])
     assert cache.tree.num_pages == 2, "a full page and a tail"
-    lease = cache.acquire("", ids([1, 2, 3, 4, 5, 6, 7, 8, 9]))
-    assert lease is not None and lease.source_live, "the step that writes it is being ordered"
-    cache.release(lease)
     cache.begin(1.0)
     lease = cache.acquire("", ids([1, 2, 3, 4, 5, 6, 7, 8, 9]))
     assert lease is not None and (lease.num_tokens, lease.committed) == (7, 1)
@@ -54,6 +51,19 @@ def test_the_next_turn_copies_the_partly_filled_page() -> None:
     cache.commit(lease, ids([1, 2, 3, 4, 5, 6, 7, 8, 9]), 9)
     assert cache.tree.num_pages == 2, "the full page takes the tail's place"
     check(cache)
+
+
+def test_a_copy_knows_whether_the_step_being_ordered_fills_its_source() -> None:
+    cache = make(page_size=4)
+    writer = run(cache, [1, 2, 3, 4, 5])
+    fork = cache.acquire("", ids([1, 2, 9, 9]))
+    assert fork is not None and (fork.source, fork.source_live) == (writer.pages[0], True)
+    cache.release(writer, 5)
+    after = cache.acquire("", ids([1, 2, 3, 4, 5, 6, 7]))
+    assert after is not None and after.source >= 0 and not after.source_live, "nobody fills a tail"
+    cache.begin(1.0)
+    later = cache.acquire("", ids([1, 2, 9, 9]))
+    assert later is not None and later.source >= 0 and not later.source_live
 
 
 def test_a_fork_inside_a_page_copies_what_it_shares() -> None:
@@ -194,7 +204,7 @@ def test_a_ceiling_pushes_out_the_tenants_own_pages_first() -> None:
         assert cache.tree.accounts.of("loud").total <= 4
     assert cache.peek("quiet", ids([1, 1, 2, 2, 3, 3, 0])) == 6
     assert len(cache.pool) > 0, "the pool was never short"
-    assert cache.at_ceiling("loud") and not cache.at_ceiling("quiet")
+    assert cache.over_ceiling("loud", 5) and not cache.over_ceiling("quiet", 5)
     assert cache.acquire("loud", ids([9] * 10)) is None
 
 

@@ -150,7 +150,7 @@ def test_admission_keeps_headroom() -> None:
     assert cache.acquire("", ids([1, 1, 2, 2]), headroom=2) is not None
 
 
-def test_a_discarded_path_leaves_the_tree_up_to_what_others_stand_on() -> None:
+def test_what_a_discarded_lease_computed_leaves_the_tree_with_all_below() -> None:
     cache = make()
     serve(cache, [1, 1, 2, 2, 0])
     cache.discard(run(cache, [1, 1, 3, 3, 4, 4, 0]))
@@ -159,9 +159,13 @@ def test_a_discarded_path_leaves_the_tree_up_to_what_others_stand_on() -> None:
     other = run(cache, [1, 1, 2, 2, 5, 5, 0])
     cache.discard(run(cache, [1, 1, 2, 2, 5, 5, 6, 6]))
     check(cache)
-    assert cache.peek("", ids([1, 1, 2, 2, 5, 5, 6, 6, 0])) == 6, "what another holds stays"
+    assert cache.peek("", ids([1, 1, 2, 2, 5, 5, 6, 6, 0])) == 6, "what it had found stays"
+    below = run(cache, [1, 1, 2, 2, 5, 5, 7, 7, 8])
     cache.discard(other)
-    assert cache.tree.roots == {} and len(cache.pool) == 10
+    check(cache)
+    assert tree(cache) == {"11": {"22": {}}}, "what stood on it is not found either"
+    cache.release(below)
+    assert len(cache.pool) == 8
 
 
 def test_an_empty_namespace_is_forgotten() -> None:
