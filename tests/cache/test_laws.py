@@ -8,6 +8,7 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from radixserve.cache import POLICIES, Ledger, Node, PrefixCache, RadixTree, radix
+from radixserve.cache.accounts import Account
 from radixserve.cache.eviction import Policy
 from radixserve.cache.pages import no_pages
 from tests.cache.machine import CacheMachine, DirectiveMachine
@@ -246,7 +247,7 @@ def lose_the_tail(patch: pytest.MonkeyPatch) -> None:
 
 def ignore_ceilings(patch: pytest.MonkeyPatch) -> None:
     """A tenant gets more pages than its ceiling."""
-    patch.setattr(PrefixCache, "available_to", lambda self, account: self.available)
+    patch.setattr(Account, "slack", property(lambda self: 10**9))
 
 
 def store_after_invalidation(patch: pytest.MonkeyPatch) -> None:
