@@ -98,23 +98,27 @@ class Accounts:
     def guard(self, node: "Node") -> None:
         """Somebody stands on `node`: what was free to be evicted of its path no longer is."""
         at: Node | None = node
+        pages = 0
         while at is not None:
             at.guards += 1
             if at.guards > 1:
-                return
-            self._change(at.account, 0, len(at.pages))
+                break
+            pages += len(at.pages)
             at = at.parent
+        self._change(node.account, 0, pages)
 
     def unguard(self, node: "Node") -> None:
         """Undo one `guard`."""
+        assert node.guards > 0, "a guard was dropped twice"
         at: Node | None = node
+        pages = 0
         while at is not None:
             at.guards -= 1
-            assert at.guards >= 0, "a guard was dropped twice"
             if at.guards:
-                return
-            self._change(at.account, 0, -len(at.pages))
+                break
+            pages += len(at.pages)
             at = at.parent
+        self._change(node.account, 0, -pages)
 
     def bound(self, tenant: str, floor: int, ceiling: int) -> None:
         """Set a tenant's bounds, in pages; 0 and 0 take them away."""
