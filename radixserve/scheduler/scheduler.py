@@ -256,10 +256,6 @@ class Scheduler:
         sample = request.to_compute == 0
         row = Row(request.slot, start, bytes(tokens), pages, sample, source, live)
         self._ordered(request, lease, step, row)
-        if sample and request.ordered == request.prompt_len:
-            reused = request.reused
-            self.counters.copied_tokens += min(request.copied, reused)
-            self.counters.prompt_done(request.tenant, request.prompt_len, reused, request.reachable)
 
     def _ordered(self, request: Request, lease: Lease, step: Step, row: Row) -> None:
         """A row is part of the step; from now on others can stand on the pages that it fills."""
@@ -267,11 +263,18 @@ class Scheduler:
         step.add(request, row)
         if row.sample:
             request.unseen += 1
+            if request.ordered == request.prompt_len:
+                self._prompt_done(request)
         committable = request.committable
         if committable // self.cache.page_size > lease.committed:
             self.cache.commit(lease, request.tokens, committable)
         if request.pins:
             self._pinning.carry_out(request, lease)
+
+    def _prompt_done(self, request: Request) -> None:
+        reused = request.reused
+        self.counters.copied_tokens += min(request.copied, reused)
+        self.counters.prompt_done(request.tenant, request.prompt_len, reused, request.reachable)
 
     # ---- admission and preemption ----------------------------------------------------------------
 

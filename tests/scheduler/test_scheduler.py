@@ -92,6 +92,16 @@ def test_chunks_do_not_change_the_answer(step_tokens: int) -> None:
     assert max(sum(max(len(r.tokens) // 4, 1) for r in s.rows) for s in engine.steps) <= limit
 
 
+@pytest.mark.parametrize("length", [15, 16, 17, 31, 32, 33])
+def test_every_prompt_is_counted_whatever_its_last_chunk(length: int) -> None:
+    engine = Engine(ready(step_tokens=16, max_rows=2))
+    engine.ask(PROMPT[:length], 3)
+    engine.ask(PROMPT[:length], 3)
+    stats = engine.scheduler.stats()
+    assert (stats.prompt_tokens, stats.cached_tokens) == (2 * length, length - 1)
+    assert stats.reachable_tokens == stats.cached_tokens
+
+
 def test_decodes_go_on_beside_a_long_prefill() -> None:
     engine = Engine(ready(step_tokens=8))
     engine.submit("short", [1, 2], 30)
