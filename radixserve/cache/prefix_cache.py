@@ -180,7 +180,7 @@ class PrefixCache:
         lease.duplicates += pages[:found]
         lease.committed = full
         account.own -= len(pages) - found
-        self.pool.give(free)
+        self._take_back(free)
         assert account.tree == before + len(pages) - found - len(free), "pages changed hands"
         self._move(lease, node)
 
@@ -292,7 +292,7 @@ class PrefixCache:
     def _invalidate(self, tops: list[Node]) -> int:
         self.pins.remove_below(tops)
         pages = sum(self.tree.invalidate(top) for top in tops)
-        self.pool.give(self.tree.take_left())
+        self._take_back(self.tree.take_left())
         for lease in self.leases:
             lease.stale = lease.stale or lease.node.gone
         self.invalidated_pages += pages
@@ -313,19 +313,25 @@ class PrefixCache:
         if account.ceiling:
             over = account.total + short - account.ceiling
             if over > 0:
-                self._take_back(self.tree.evict(over, [(account.evictable, account.reclaimable)]))
+                self._take_evicted(
+                    self.tree.evict(over, [(account.evictable, account.reclaimable)])
+                )
         missing = short - len(self.pool)
         if missing > 0:
-            self._take_back(self.tree.evict(missing, self.tree.accounts.sources_for(account)))
+            self._take_evicted(self.tree.evict(missing, self.tree.accounts.sources_for(account)))
+
+    def _take_evicted(self, pages: "array[int]") -> None:
+        self.evicted_pages += len(pages)
+        self._take_back(pages)
 
     def _take_back(self, pages: "array[int]") -> None:
-        self.evicted_pages += len(pages)
+        """What was the tree's is free: evicted, gone and read by nobody, or a tail outgrown."""
         self.pool.give(pages)
 
     def _drop(self, node: Node) -> None:
         self.tree.drop(node)
         if node.gone:
-            self.pool.give(self.tree.take_left())
+            self._take_back(self.tree.take_left())
 
     def _move(self, lease: Lease, node: Node) -> None:
         if node is not lease.node:
