@@ -1,7 +1,7 @@
 """Writes the K/V of new tokens into their places in the pages, in place.
 
 A copy, not arithmetic: the bits arrive as they are. Called by the worker's triton attention backend
-once per layer and step, before `paged_attention`.
+for the tokens that a step writes to a second place, after `rope_kv_write` has rotated their keys.
 """
 
 import torch

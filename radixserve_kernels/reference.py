@@ -1,7 +1,7 @@
 """What each op computes, in plain torch: the truth the kernels are tested against.
 
 Same names, arguments and results as the kernels; any device and layout, no limits on sizes. Made to
-be read, not to be fast: attention is worked out row by row in float64.
+be read, not to be fast: arithmetic is done in float64, attention row by row.
 """
 
 import torch
@@ -58,3 +58,45 @@ def kv_write(
     offset = slots[kept].long() % k_cache.shape[1]
     k_cache[page, offset] = k[kept]
     v_cache[page, offset] = v[kept]
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, worked out in float64.
+
+    Arguments as in `radixserve_kernels.rms_norm`: x is added into the residual first, if given.
+    """
+    if residual is not None:
+        x = residual.copy_(residual.double() + x.double())
+    scale = (x.double().square().mean(-1, keepdim=True) + eps).rsqrt()
+    return (x.double() * scale * weight.double()).to(x.dtype)
+
+
+def silu_mul(x: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up of x [T, 2 * I], worked out in float64; returns [T, I]."""
+    gate, up = x.double().chunk(2, -1)
+    return (gate * gate.sigmoid() * up).to(x.dtype)
+
+
+def rope_kv_write(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    turn: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """Rotate q and k in place, worked out in float64; then write k and v as `kv_write` does.
+
+    Arguments as in `radixserve_kernels.rope_kv_write`.
+    """
+    angle = turn.to(torch.complex128)[:, None]
+    for x in (q, k):
+        pairs = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)))
+        x.copy_(torch.view_as_real(pairs * angle).flatten(-2))
+    kv_write(k, v, k_cache, v_cache, slots)

@@ -1,8 +1,9 @@
 """The one decoder-only transformer that every supported architecture is an instance of.
 
 Differences between families are fields of `ModelSpec`, not classes. It knows no pages: the worker
-passes `attend`, which writes keys and values and reads them back. It computes the tokens of one
-step, whichever requests they belong to. Built and filled by `load`, called by the worker.
+passes `attend`, which rotates queries and keys, writes keys and values and reads them back. It
+computes the tokens of one step, whichever requests they belong to. Built and filled by `load`,
+called by the worker.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,14 +11,15 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from radixserve.models.operators import TORCH, Operators
 from radixserve.models.product import Product
-from radixserve.models.rotary import interleave, rotary_table, rotate, rotation
+from radixserve.models.rotary import interleave, rotary_table, rotation
 from radixserve.models.spec import ModelSpec
 
-# (layer, q [T, heads, D], k [T, K/V heads, D], v [T, K/V heads, D]) -> [T, heads, D]
-# q, k and v are views: the last two dimensions are dense, tokens lie further apart
+# (layer, qk [T, heads + K/V heads, D], v [T, K/V heads, D], turn [T, 1, D/2]) -> [T, heads, D]
+# `attend` rotates qk by `turn` (as `rotary.rotate`), in place if it likes. qk and v are views: the
+# last two dimensions are dense, tokens lie further apart
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -58,7 +60,13 @@ class Decoder(nn.Module):
     weight_bytes: int  # of all weights, in the form they are used in
 
     def __init__(
-        self, spec: ModelSpec, *, device: str, dtype: torch.dtype, context_length: int
+        self,
+        spec: ModelSpec,
+        *,
+        device: str,
+        dtype: torch.dtype,
+        context_length: int,
+        operators: Operators = TORCH,
     ) -> None:
         super().__init__()
 
@@ -67,6 +75,7 @@ class Decoder(nn.Module):
 
         self.spec = spec
         self.context_length = context_length
+        self._operators = operators
         self.embedding = empty(spec.vocab_size, spec.hidden_size)
         self.layers = nn.ModuleList(Layer(spec, empty) for _ in range(spec.num_layers))
         self.norm = empty(spec.hidden_size)
@@ -82,31 +91,32 @@ class Decoder(nn.Module):
         `tokens` and `positions` are [T] int64; a position counts from the start of its request and
         is below `context_length`. `attend` is called once per layer, in order, with all T tokens.
         """
-        spec = self.spec
-        heads, rotated_heads = spec.num_heads, spec.num_heads + spec.num_kv_heads
+        spec, silu_mul = self.spec, self._operators.silu_mul
+        rotated_heads = spec.num_heads + spec.num_kv_heads
         turn = rotation(self.rotary, positions)
-        x = self.embedding.index_select(0, tokens)
-        for i, layer in enumerate(self._layers()):
-            qkv = layer.qkv(self._normed(x, layer.attention_norm))
-            qkv = qkv.view(-1, rotated_heads + spec.num_kv_heads, spec.head_dim)
+        layers = list(self._layers())
+        next_norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
+        x = self.embedding.index_select(0, tokens)  # from here on added to in place
+        normed = self._normed(x, layers[0].attention_norm)
+        for i, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
+            qkv = layer.qkv(normed).view(-1, rotated_heads + spec.num_kv_heads, spec.head_dim)
             qk = qkv[:, :rotated_heads]
             if layer.qk_norm is not None:
-                qk = _rms_normed(qk, layer.qk_norm, spec.rms_norm_eps)
-            qk = rotate(qk, turn)
-            mixed = attend(i, qk[:, :heads], qk[:, heads:], qkv[:, rotated_heads:]).flatten(1)
+                qk = self._normed(qk, layer.qk_norm)
+            mixed = attend(i, qk, qkv[:, rotated_heads:], turn).flatten(1)
             if i == spec.num_layers - 1:  # from here on a token's result serves nobody else
                 x, mixed = x.index_select(0, wanted), mixed.index_select(0, wanted)
-            x = layer.output.added_to(x, mixed)
-            gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, dim=-1)
-            x = layer.down.added_to(x, F.silu(gate).mul_(up))
-        logits: Tensor = self.head(self._normed(x, self.norm))
+            normed = self._normed(layer.output(mixed), layer.mlp_norm, x)
+            normed = self._normed(layer.down(silu_mul(layer.gate_up(normed))), next_norm, x)
+        logits: Tensor = self.head(normed)
         return logits.float()
 
     def _layers(self) -> Iterable[Layer]:
         return cast(Iterable[Layer], self.layers)
 
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return _rms_normed(x, weight, self.spec.rms_norm_eps)
+    def _normed(self, x: Tensor, weight: Tensor, residual: Tensor | None = None) -> Tensor:
+        """x normalised, or if given the residual stream, once x is added to it."""
+        return self._operators.rms_norm(x, weight, self.spec.rms_norm_eps, residual)
 
     def prepare(self) -> int:
         """Bring the weights, all filled as checkpoints have them, into the form used here.
@@ -177,11 +187,3 @@ class Decoder(nn.Module):
             named["self_attn.q_norm.weight"] = list(layer.qk_norm[: spec.num_heads])
             named["self_attn.k_norm.weight"] = list(layer.qk_norm[spec.num_heads :])
         return named
-
-
-def _rms_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., n] / its root mean square in float32, times `weight`: fewer passes than F."""
-    x32 = x.float()
-    norm: Tensor = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
-    scale = norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
-    return (x32 * scale).to(x.dtype) * weight

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from radixserve.models.decoder import Decoder
+from radixserve.models.operators import TORCH, Operators
 from radixserve.models.spec import ModelSpec, read_spec
 
 INDEX = "model.safetensors.index.json"
@@ -22,7 +23,14 @@ SAMPLE_BYTES = 1024
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")
 
 
-def load(folder: Path, *, device: str, dtype: torch.dtype, context_length: int) -> Decoder:
+def load(
+    folder: Path,
+    *,
+    device: str,
+    dtype: torch.dtype,
+    context_length: int,
+    operators: Operators = TORCH,
+) -> Decoder:
     """The model in `folder`, on `device` in `dtype`, for requests of up to `context_length` tokens.
 
     0 means what the model allows. Each tensor is read once, straight to its place. Raises
@@ -34,7 +42,11 @@ def load(folder: Path, *, device: str, dtype: torch.dtype, context_length: int) 
             f"context length {context_length} is more than the model allows ({spec.max_position})"
         )
     decoder = Decoder(
-        spec, device=device, dtype=dtype, context_length=context_length or spec.max_position
+        spec,
+        device=device,
+        dtype=dtype,
+        context_length=context_length or spec.max_position,
+        operators=operators,
     )
     wanted = decoder.checkpoint_tensors()
     unexpected = []

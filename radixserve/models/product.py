@@ -53,14 +53,6 @@ class Product(nn.Module):
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
-    def added_to(self, total: Tensor, x: Tensor) -> Tensor:
-        """total [T, outputs] + this product of x."""
-        if self._packed:
-            return self.forward(x).add_(total)
-        assert self.weight is not None, "weights are packed or plain"
-        total = torch.addmm(total, x, self.weight.t())
-        return total if self.bias is None else total.add_(self.bias)
-
 
 def can_pack(weight: Tensor) -> bool:
     """Whether this torch has oneDNN's packed products for such weights on this machine."""

@@ -79,6 +79,13 @@ class Copies(Struct, frozen=True):
     written: dict[int, int]  # place -> index of the new token whose K/V it is to hold as well
 
 
+class Repeats(Struct, frozen=True):
+    """New tokens whose K/V are written to a second place: `Copies.written` on the device."""
+
+    places: torch.Tensor  # [N] int64, page * page_size + offset
+    tokens: torch.Tensor  # [N] int64, indices into T
+
+
 def plan_copies(
     rows: Sequence[Row], slots: Slots, page_size: int, write_slots: Sequence[int]
 ) -> Copies:

@@ -14,8 +14,9 @@ from radixserve.config import WorkerConfig
 from radixserve.messages import Admit, Row, RunStep, Sampling, StepDone, WorkerReady, pack
 from radixserve.models.decoder import Decoder
 from radixserve.models.load import fingerprint, load
+from radixserve.models.operators import OPERATORS
 from radixserve.worker.attention import BACKENDS, Attend
-from radixserve.worker.batch import Batch, build_batch, plan_copies
+from radixserve.worker.batch import Batch, Repeats, build_batch, plan_copies
 from radixserve.worker.kv_cache import KVCache, page_bytes
 from radixserve.worker.memory import PoolSize, free_memory, size_pool
 from radixserve.worker.resolve import DTYPES, resolve, step_tokens
@@ -38,6 +39,7 @@ class Runner:
         self.startup: dict[str, float] = {}
         self._page_size = config.page_size
         self._device = torch.device(config.device)
+        backend = BACKENDS[config.attention_backend]
         free_bytes = free_memory(self._device)
         with self._timed("load weights"):
             self._decoder = load(
@@ -45,12 +47,12 @@ class Runner:
                 device=config.device,
                 dtype=DTYPES[config.dtype],
                 context_length=config.context_length,
+                operators=OPERATORS[backend.operators](self._device),
             )
         spec, context_length = self._decoder.spec, self._decoder.context_length
         with self._timed("allocate pool"):
             self._cache, pool = make_cache(self._decoder, config, free_bytes)
             self._slots = Slots(config.max_running_requests, -(-context_length // config.page_size))
-            backend = BACKENDS[config.attention_backend]
             self._attention = backend(self._cache, spec.head_dim**-0.5)
         with self._timed("warm-up"):
             self._warm_up()
@@ -102,24 +104,18 @@ class Runner:
 
         What is copied from pages that this very step fills is written twice, layer by layer.
         """
-        attend = self._attention.plan(batch)
         if all(row.copy_from < 0 for row in step.rows):
-            return attend
+            return self._attention.plan(batch)
         copies = plan_copies(step.rows, self._slots, self._page_size, batch.write_slots.tolist())
         if copies.standing:
             self._cache.copy(copies.standing)
         if not copies.written:
-            return attend
-        places = torch.tensor(list(copies.written.keys()), device=self._device)
-        tokens = torch.tensor(list(copies.written.values()), device=self._device)
-
-        def attend_and_copy(
-            layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-        ) -> torch.Tensor:
-            self._cache.put(layer, places, k[tokens], v[tokens])
-            return attend(layer, q, k, v)
-
-        return attend_and_copy
+            return self._attention.plan(batch)
+        repeats = Repeats(
+            places=torch.tensor(list(copies.written.keys()), device=self._device),
+            tokens=torch.tensor(list(copies.written.values()), device=self._device),
+        )
+        return self._attention.plan(batch, repeats)
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:

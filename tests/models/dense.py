@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from radixserve.models.rotary import rotate
+
 
 class DenseAttention:
     """An `attend` for one request: appends each call's keys and values to its layer's."""
@@ -12,7 +14,8 @@ class DenseAttention:
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, qk: Tensor, v: Tensor, turn: Tensor) -> Tensor:
+        q, k = rotate(qk, turn).tensor_split([-v.shape[1]], 1)
         assert q.is_cpu and k.shape == v.shape and q.shape[::2] == k.shape[::2]
         if layer in self.keys:
             k = torch.cat([self.keys[layer], k])

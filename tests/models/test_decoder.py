@@ -108,10 +108,10 @@ def test_requests_in_one_step_do_not_mix(llama):
     caches = DenseAttention(), DenseAttention()
     run(llama, second[:-1], caches[1])
 
-    def attend(layer, q, k, v):
+    def attend(layer, qk, v, turn):
         rows = slice(0, 30), slice(30, 31)
         return torch.cat(
-            [cache(layer, q[r], k[r], v[r]) for cache, r in zip(caches, rows, strict=True)]
+            [cache(layer, qk[r], v[r], turn[r]) for cache, r in zip(caches, rows, strict=True)]
         )
 
     tokens = torch.cat([first, second[-1:]])

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixserve.messages import Admit, Row, Sampling, pack
+from radixserve.models.rotary import rotary_table, rotation
+from radixserve.models.spec import Rope
 from radixserve.worker.attention import BACKENDS
 from radixserve.worker.attention.torch_paged import group_similar
 from radixserve.worker.batch import build_batch
@@ -59,8 +61,9 @@ class Case:
         qkv = torch.randn(
             self.tokens, self.q_heads + 2 * self.kv_heads, HEAD_DIM, generator=generator
         )
-        sizes = (self.q_heads, self.kv_heads, self.kv_heads)
-        self.q, self.k, self.v = qkv.split(sizes, 1)  # strided, as the decoder's are
+        self.qkv = qkv
+        table = rotary_table(Rope(), HEAD_DIM, int(self.batch.positions.max()) + 1)
+        self.turn = rotation(table, self.batch.positions)
 
     def _fill(self, pages: list[int], start: int, generator: torch.Generator) -> None:
         """K/V of the first `start` tokens, as earlier steps would have left it."""
@@ -69,11 +72,19 @@ class Case:
             for i, piece in enumerate(kv.split(self.cache.page_size, 2)):
                 page[pages[i], :, :, : piece.shape[2]] = piece
 
+    def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """qk, which a backend may overwrite, and v: strided, as the decoder's are."""
+        qk, v = self.qkv.clone().split((self.q_heads + self.kv_heads, self.kv_heads), 1)
+        return qk, v
+
     def expected(self, layer: int) -> torch.Tensor:
         keys, values = self.cache.key(layer).clone(), self.cache.value(layer).clone()
-        reference.kv_write(self.k, self.v, keys, values, self.batch.write_slots)
+        qk, v = self.inputs()
+        q, k = qk.split((self.q_heads, self.kv_heads), 1)
+        slots, turn = self.batch.write_slots, self.turn.squeeze(1)
+        reference.rope_kv_write(q, k, v, turn, keys, values, slots)
         return reference.paged_attention(
-            self.q,
+            q,
             keys,
             values,
             self.batch.page_table,
@@ -87,7 +98,7 @@ class Case:
         attend = BACKENDS[backend](self.cache, 0.3).plan(self.batch)
         for layer in (1, 0):
             expected = self.expected(layer)
-            got = attend(layer, self.q, self.k, self.v)
+            got = attend(layer, *self.inputs(), self.turn)
             if layer == 1:  # the last one, of which only what is sampled matters
                 got, expected = got[self.batch.wanted], expected[self.batch.wanted]
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)

@@ -8,14 +8,15 @@ and one `scaled_dot_product_attention`.
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from radixserve.models.rotary import rotate
 from radixserve.worker.attention.backend import Attend
-from radixserve.worker.batch import Batch
+from radixserve.worker.batch import Batch, Repeats
 from radixserve.worker.kv_cache import KVCache
 
 GROUP_BYTES = 2 << 20  # most K/V gathered at once for several rows, per thread: stays in its cache
@@ -26,12 +27,14 @@ SIMILAR = 0.75  # a group's rows have at least this share of the pages of its lo
 class TorchPaged:
     """The `Attention` made of torch operators."""
 
+    operators: ClassVar[str] = "torch"
+
     def __init__(self, cache: KVCache, scale: float) -> None:
         self._cache = cache
         self._scale = scale
         self._scratch = Scratch(cache.pages[0])
 
-    def plan(self, batch: Batch) -> Attend:
+    def plan(self, batch: Batch, repeats: Repeats | None = None) -> Attend:
         new = np.diff(batch.host_row_start)
         parts: list[Part] = [
             ExtendRow(row, batch, self._scratch, self._scale)
@@ -46,9 +49,15 @@ class TorchPaged:
         last_layer = len(self._cache.pages) - 1
         writer = KVWriter(batch, self._cache)
 
-        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        def attend(
+            layer: int, qk: torch.Tensor, v: torch.Tensor, turn: torch.Tensor
+        ) -> torch.Tensor:
             pages = self._cache.pages[layer]
+            qk = rotate(qk, turn)
+            q, k = qk[:, : -v.shape[1]], qk[:, -v.shape[1] :]
             writer.write(pages, k, v)
+            if repeats is not None:
+                self._cache.put(layer, repeats.places, k[repeats.tokens], v[repeats.tokens])
             out = torch.empty_like(q)
             for part in parts if layer < last_layer else last:
                 part.attend(pages, q, out)

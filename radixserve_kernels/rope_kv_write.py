@@ -1,0 +1,174 @@
+"""Rotates the queries and keys of new tokens in place, and writes their K/V into the pages.
+
+One pass in the place of a rotation and `kv_write`. Called by the worker's triton attention backend
+once per layer and step, before `paged_attention`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from radixserve_kernels.tiles import padded
+
+BLOCK_T = 16  # tokens per program
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
+
+
+@triton.jit
+def _rotated(x, turn, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr):
+    """x [BLOCK_T, BLOCK_D], each pair of neighbours times the complex number at its place."""
+    real, imaginary = tl.split(tl.reshape(x.to(tl.float32), [BLOCK_T, BLOCK_D // 2, 2]))
+    cos, sin = tl.split(tl.reshape(turn, [BLOCK_T, BLOCK_D // 2, 2]))
+    turned = tl.join(real * cos - imaginary * sin, real * sin + imaginary * cos)
+    return tl.reshape(turned, [BLOCK_T, BLOCK_D])
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def rope_kv_write_kernel(
+    Q,  # [T, Q_HEADS, HEAD_SIZE]
+    K,  # [T, KV_HEADS, HEAD_SIZE]
+    V,  # [T, KV_HEADS, HEAD_SIZE]
+    TURN,  # [T, HEAD_SIZE] float32: cosine and sine of each pair, contiguous
+    K_CACHE,  # [pages, PAGE_SIZE, KV_HEADS, HEAD_SIZE]
+    V_CACHE,  # as K_CACHE, same strides
+    SLOTS,  # [T]
+    num_tokens,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    Q_TOKEN: tl.constexpr,
+    Q_HEAD: tl.constexpr,
+    K_TOKEN: tl.constexpr,
+    K_HEAD: tl.constexpr,
+    V_TOKEN: tl.constexpr,
+    V_HEAD: tl.constexpr,
+    KV_PAGE: tl.constexpr,
+    KV_TOKEN: tl.constexpr,
+    KV_HEAD: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    HEADS: tl.constexpr = Q_HEADS + KV_HEADS
+    head = tl.program_id(0) % HEADS
+    token = (tl.program_id(0) // HEADS).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    d = tl.arange(0, BLOCK_D)
+    in_head = (d < HEAD_SIZE)[None, :]
+    live = (token < num_tokens)[:, None] & in_head  # [BLOCK_T, BLOCK_D]
+    turn = tl.load(TURN + (token * HEAD_SIZE)[:, None] + d[None, :], mask=live, other=0.0)
+    if head < Q_HEADS:
+        q_at = Q + (token * Q_TOKEN + head * Q_HEAD)[:, None] + d[None, :]
+        q = _rotated(tl.load(q_at, mask=live, other=0.0), turn, BLOCK_T, BLOCK_D)
+        tl.store(q_at, q.to(Q.dtype.element_ty), mask=live)
+    else:
+        head -= Q_HEADS
+        slot = tl.load(SLOTS + token, mask=token < num_tokens, other=-1).to(tl.int64)  # [BLOCK_T]
+        cache_at = (slot // PAGE_SIZE) * KV_PAGE + (slot % PAGE_SIZE) * KV_TOKEN + head * KV_HEAD
+        cache_at = cache_at[:, None] + d[None, :]  # [BLOCK_T, BLOCK_D]
+        kept = (slot >= 0)[:, None] & in_head
+        k_at = K + (token * K_TOKEN + head * K_HEAD)[:, None] + d[None, :]
+        k = _rotated(tl.load(k_at, mask=live, other=0.0), turn, BLOCK_T, BLOCK_D)
+        k = k.to(K.dtype.element_ty)
+        tl.store(k_at, k, mask=live)
+        tl.store(K_CACHE + cache_at, k, mask=kept)
+        v_at = V + (token * V_TOKEN + head * V_HEAD)[:, None] + d[None, :]
+        tl.store(V_CACHE + cache_at, tl.load(v_at, mask=kept), mask=kept)
+
+
+def constants(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor
+) -> dict[str, int]:
+    """The kernel's compile-time arguments for tensors of these shapes and strides (any device)."""
+    _, page_size, kv_heads, head_size = k_cache.shape
+    return {
+        "Q_HEADS": q.shape[1],
+        "KV_HEADS": kv_heads,
+        "HEAD_SIZE": head_size,
+        "PAGE_SIZE": page_size,
+        "Q_TOKEN": q.stride(0),
+        "Q_HEAD": q.stride(1),
+        "K_TOKEN": k.stride(0),
+        "K_HEAD": k.stride(1),
+        "V_TOKEN": v.stride(0),
+        "V_HEAD": v.stride(1),
+        "KV_PAGE": k_cache.stride(0),
+        "KV_TOKEN": k_cache.stride(1),
+        "KV_HEAD": k_cache.stride(2),
+        "BLOCK_T": BLOCK_T,
+        "BLOCK_D": padded(head_size),
+    }
+
+
+def rope_kv_write(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    turn: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """Rotate q and k in place, in float32; write token t's k and v to slot slots[t] of every head.
+
+    q: [T, Hq, D]; k, v: [T, Hkv, D], any token and head stride; D is even.
+    turn: [T, D / 2] complex64, contiguous: the rotation of dimensions 2i and 2i + 1 of each token.
+    k_cache, v_cache: [num_pages, page_size, Hkv, D], of q's dtype, equal strides.
+    slots: [T] int32 or int64, page id * page_size + offset in the page; with a negative one the
+        token is rotated but not written. Two tokens may not name the same slot.
+
+    Raises ValueError on shapes, dtypes, strides or devices that do not fit.
+    """
+    _check(q, k, v, turn, k_cache, v_cache, slots)
+    num_tokens, q_heads, _ = q.shape
+    if num_tokens == 0:
+        return
+    grid = (triton.cdiv(num_tokens, BLOCK_T) * (q_heads + k.shape[1]),)
+    rope_kv_write_kernel[grid](
+        q, k, v, torch.view_as_real(turn), k_cache, v_cache, slots, num_tokens,
+        **constants(q, k, v, k_cache), **OPTIONS,
+    )  # fmt: skip
+
+
+def _check(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    turn: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    if q.dim() != 3 or q.shape[2] % 2:
+        raise ValueError(f"q must be [T, Hq, D] with an even D, is {tuple(q.shape)}")
+    if k.dim() != 3 or v.shape != k.shape or k.shape[::2] != q.shape[::2]:
+        raise ValueError(
+            f"k and v must be [T, Hkv, D] with q's T and D, are {tuple(k.shape)} and "
+            f"{tuple(v.shape)}, q is {tuple(q.shape)}"
+        )
+    if turn.shape != (q.shape[0], q.shape[2] // 2) or turn.dtype is not torch.complex64:
+        raise ValueError(f"turn must be [T, D / 2] complex64, is {tuple(turn.shape)} {turn.dtype}")
+    if k_cache.dim() != 4 or k_cache.shape[2:] != k.shape[1:]:
+        raise ValueError(
+            f"k_cache must be [num_pages, page_size, Hkv, D] with k's heads {tuple(k.shape[1:])}, "
+            f"is {tuple(k_cache.shape)}"
+        )
+    if v_cache.shape != k_cache.shape or v_cache.stride() != k_cache.stride():
+        raise ValueError("k_cache and v_cache must have the same shape and strides")
+    if slots.shape != q.shape[:1] or slots.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"slots must be {q.shape[0]} int32 or int64 numbers, "
+            f"are {tuple(slots.shape)} {slots.dtype}"
+        )
+    tensors = (q, k, v, k_cache, v_cache)
+    if q.dtype not in DTYPES or any(t.dtype != q.dtype for t in tensors):
+        raise ValueError(
+            "q, k, v and the cache must have one dtype, float32, bfloat16 or float16: "
+            + ", ".join(str(t.dtype) for t in tensors)
+        )
+    if any(t.device != q.device for t in (*tensors, turn, slots)):
+        raise ValueError("q, k, v, turn, the cache and slots must be on one device")
+    if any(t.stride(-1) != 1 for t in tensors) or (slots.numel() > 1 and slots.stride(0) != 1):
+        raise ValueError("the last stride of q, k, v, the cache and slots must be 1")
+    if not turn.is_contiguous():
+        raise ValueError("turn must be contiguous")
