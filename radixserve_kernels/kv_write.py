@@ -83,7 +83,7 @@ def kv_write(
 
     Raises ValueError on shapes, dtypes, strides or devices that do not fit.
     """
-    _check(k, v, k_cache, v_cache, slots)
+    check(k, v, k_cache, v_cache, slots)
     num_tokens, kv_heads, _ = k.shape
     if num_tokens == 0:
         return
@@ -93,13 +93,14 @@ def kv_write(
     )
 
 
-def _check(
+def check(
     k: torch.Tensor,
     v: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
+    """Raise ValueError with a sentence unless the K/V of tokens fit a layer's cache."""
     if k.dim() != 3 or v.shape != k.shape:
         raise ValueError(f"k and v must be [T, Hkv, D], are {tuple(k.shape)} and {tuple(v.shape)}")
     if k_cache.dim() != 4 or k_cache.shape[2:] != k.shape[1:]:

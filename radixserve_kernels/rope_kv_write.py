@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from radixserve_kernels.tiles import padded
+from radixserve_kernels import kv_write
 
 BLOCK_T = 16  # tokens per program
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -80,23 +80,11 @@ def constants(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor
 ) -> dict[str, int]:
     """The kernel's compile-time arguments for tensors of these shapes and strides (any device)."""
-    _, page_size, kv_heads, head_size = k_cache.shape
-    return {
+    return kv_write.constants(k, v, k_cache) | {
         "Q_HEADS": q.shape[1],
-        "KV_HEADS": kv_heads,
-        "HEAD_SIZE": head_size,
-        "PAGE_SIZE": page_size,
         "Q_TOKEN": q.stride(0),
         "Q_HEAD": q.stride(1),
-        "K_TOKEN": k.stride(0),
-        "K_HEAD": k.stride(1),
-        "V_TOKEN": v.stride(0),
-        "V_HEAD": v.stride(1),
-        "KV_PAGE": k_cache.stride(0),
-        "KV_TOKEN": k_cache.stride(1),
-        "KV_HEAD": k_cache.stride(2),
         "BLOCK_T": BLOCK_T,
-        "BLOCK_D": padded(head_size),
     }
 
 
@@ -141,34 +129,21 @@ def _check(
 ) -> None:
     if q.dim() != 3 or q.shape[2] % 2:
         raise ValueError(f"q must be [T, Hq, D] with an even D, is {tuple(q.shape)}")
-    if k.dim() != 3 or v.shape != k.shape or k.shape[::2] != q.shape[::2]:
+    kv_write.check(k, v, k_cache, v_cache, slots)
+    if k.shape[::2] != q.shape[::2]:
         raise ValueError(
-            f"k and v must be [T, Hkv, D] with q's T and D, are {tuple(k.shape)} and "
-            f"{tuple(v.shape)}, q is {tuple(q.shape)}"
+            f"k must be [T, Hkv, D] with q's T and D, is {tuple(k.shape)}, q is {tuple(q.shape)}"
         )
     if turn.shape != (q.shape[0], q.shape[2] // 2) or turn.dtype is not torch.complex64:
         raise ValueError(f"turn must be [T, D / 2] complex64, is {tuple(turn.shape)} {turn.dtype}")
-    if k_cache.dim() != 4 or k_cache.shape[2:] != k.shape[1:]:
+    if q.dtype not in DTYPES or q.dtype != k.dtype:
         raise ValueError(
-            f"k_cache must be [num_pages, page_size, Hkv, D] with k's heads {tuple(k.shape[1:])}, "
-            f"is {tuple(k_cache.shape)}"
+            "q and k must have one dtype, float32, bfloat16 or float16: "
+            f"are {q.dtype} and {k.dtype}"
         )
-    if v_cache.shape != k_cache.shape or v_cache.stride() != k_cache.stride():
-        raise ValueError("k_cache and v_cache must have the same shape and strides")
-    if slots.shape != q.shape[:1] or slots.dtype not in (torch.int32, torch.int64):
-        raise ValueError(
-            f"slots must be {q.shape[0]} int32 or int64 numbers, "
-            f"are {tuple(slots.shape)} {slots.dtype}"
-        )
-    tensors = (q, k, v, k_cache, v_cache)
-    if q.dtype not in DTYPES or any(t.dtype != q.dtype for t in tensors):
-        raise ValueError(
-            "q, k, v and the cache must have one dtype, float32, bfloat16 or float16: "
-            + ", ".join(str(t.dtype) for t in tensors)
-        )
-    if any(t.device != q.device for t in (*tensors, turn, slots)):
-        raise ValueError("q, k, v, turn, the cache and slots must be on one device")
-    if any(t.stride(-1) != 1 for t in tensors) or (slots.numel() > 1 and slots.stride(0) != 1):
-        raise ValueError("the last stride of q, k, v, the cache and slots must be 1")
+    if any(t.device != q.device for t in (k, turn)):
+        raise ValueError("q, k and turn must be on one device")
+    if q.stride(-1) != 1:
+        raise ValueError("the last stride of q must be 1")
     if not turn.is_contiguous():
         raise ValueError("turn must be contiguous")
