@@ -295,7 +295,7 @@ class Stats(Struct, frozen=True, tag=True):
     pages_pinned: int = 0
     pins_refused: int = 0
     invalidated_pages: int = 0
-    tenants: dict[str, TenantStats] = {}  # the first 200 that anything was computed for
+    tenants: dict[str, TenantStats] = {}  # the first 200 by name, the rest as one
 
 
 # ---- to the launcher -----------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from radixserve.scheduler.counters import Counters
 from radixserve.scheduler.limits import Limits
 
 NAMED = 200  # tenants that are told one by one
+OTHER = "other"  # all the rest together, and who has that name, once there is a rest
 
 
 def snapshot(
@@ -51,11 +52,17 @@ def snapshot(
 
 
 def _tenants(cache: PrefixCache, counters: Counters, limits: Limits) -> dict[str, TenantStats]:
-    """Of the first `NAMED` tenants that were ever seen: the set does not change from then on."""
+    """The first `NAMED` tenants that anything was computed for, and the others as one.
+
+    Which are named does not change from then on, so nobody's counters shrink.
+    """
     accounts = {account.tenant: account for account in cache.tree.accounts}
     stats = {}
+    rest = len(counters.tenants) > NAMED
     for tenant, counted in islice(counters.tenants.items(), NAMED):
-        account, quota = accounts.get(tenant), limits.quota(tenant)
+        if rest and tenant == OTHER:
+            continue
+        account, quota = accounts.pop(tenant, None), limits.quota(tenant)
         stats[tenant] = TenantStats(
             cached=account.tree * cache.page_size if account else 0,
             running=account.own * cache.page_size if account else 0,
@@ -64,5 +71,16 @@ def _tenants(cache: PrefixCache, counters: Counters, limits: Limits) -> dict[str
             prompt_tokens=counted.prompt_tokens,
             cached_tokens=counted.cached_tokens,
             computed_tokens=counted.computed_tokens,
+        )
+    if rest:
+        named = stats.values()
+        stats[OTHER] = TenantStats(
+            cached=sum(account.tree for account in accounts.values()) * cache.page_size,
+            running=sum(account.own for account in accounts.values()) * cache.page_size,
+            floor=0,
+            ceiling=0,
+            prompt_tokens=counters.prompt_tokens - sum(s.prompt_tokens for s in named),
+            cached_tokens=counters.cached_tokens - sum(s.cached_tokens for s in named),
+            computed_tokens=counters.computed_tokens - sum(s.computed_tokens for s in named),
         )
     return stats

@@ -204,4 +204,9 @@ def test_tenants_that_hold_nothing_are_forgotten() -> None:
         engine.submit(f"{i}", [i % 5, 1, 2, 3, 4], 1, tenant=f"t{i}")
         engine.run()
     assert len(list(engine.scheduler.cache.tree.accounts)) < 10
-    assert len(engine.scheduler.stats().tenants) == 200
+    stats = engine.scheduler.stats()
+    assert len(stats.tenants) == 201 and "t199" in stats.tenants and "t200" not in stats.tenants
+    assert stats.tenants["other"].prompt_tokens == 100 * 5
+    assert sum(t.computed_tokens for t in stats.tenants.values()) == stats.computed_tokens
+    held = sum(t.cached + t.running for t in stats.tenants.values())
+    assert held == (stats.pages_total - stats.pages_free) * 4, "nothing is left out"
