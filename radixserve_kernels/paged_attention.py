@@ -1,131 +1,159 @@
-"""Causal attention of new tokens over a row's K/V pages: prefill, extend and decode in one op.
+"""Causal attention of new tokens over K/V pages: prefill, extend and decode in one op.
 
-One program computes a tile of (new tokens x query heads of one K/V head), stepping over the row's
-K/V tokens from position 0 in steps of `block_n` with an online softmax (Milakov and Gimelshein,
-arXiv 1805.02867; tiled as in FlashAttention-2, arXiv 2307.08691). Called by the worker's triton
-attention backend. The maths is in `reference.py`; the tile sizes are in `tiles.py`.
-
-A lane's arithmetic depends on its position and K/V alone: steps lie at absolute positions, a step
-that a lane may not see leaves it as it was, and lanes do not mix. So its bits do not depend on
-where the prompt was split into cached and computed part, nor on the other rows. A `decode` tile may
-be compiled to other matrix instructions than an `extend` tile; `max_new` chooses between them.
+Called by the worker's triton attention backend once per layer. The device code, and why a token's
+bits depend on its position and K/V alone, is in `attention_kernels.py`; which program computes what
+is planned once per step by `attention_plan.py`; block sizes are data (`tiles.py`). The maths is in
+`reference.py`.
 """
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 import triton
-import triton.language as tl
 
-from radixserve_kernels.tiles import MAX_GROUP, MAX_HEAD_SIZE, Tile, padded, tile_for
+from radixserve_kernels.attention_kernels import (
+    chunk_attention_kernel,
+    merge_kernel,
+    tile_attention_kernel,
+)
+from radixserve_kernels.attention_plan import Plan
+from radixserve_kernels.tiles import MAX_GROUP, MAX_HEAD_SIZE, AttentionTiles, Tile, padded
 
 LOG2_E = 1.4426950408889634
 # Contracted multiply-adds would round differently from one tile shape to the next.
 OPTIONS = {"enable_fp_fusion": False}
+MERGE_HEADS = 4  # query heads of a token that one program merges
+MERGE_STAGES = 4
+MERGE_OPTIONS = {"num_warps": 4, **OPTIONS}
+PROGRAMS_PER_PROCESSOR = 8  # of a kernel whose programs share out the items
+INTERPRETED_PROGRAMS = 4
 
 
-@triton.jit
-def _row_of_tile(ROW_START, tile, num_rows, TILE_TOKENS: tl.constexpr):
-    """The row that owns `tile`: the tiles of row r start at row_start[r] // TILE_TOKENS + r."""
-    low = 0
-    high = num_rows
-    while low < high:
-        middle = (low + high) // 2
-        first = tl.load(ROW_START + middle) // TILE_TOKENS + middle
-        if first <= tile:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
+@dataclass(frozen=True)
+class Work:
+    """A `Plan` on the device, all int32, and how much of it there can be.
+
+    `counts` [2]: narrow and wide items, of `narrow` and `wide`, which may have room for more.
+    `num_parts`: room for partial results, at least what the plan has.
+    """
+
+    tiles: torch.Tensor
+    narrow: torch.Tensor
+    wide: torch.Tensor
+    counts: torch.Tensor
+    members: torch.Tensor
+    part_start: torch.Tensor
+    num_parts: int
 
 
-@triton.jit(do_not_specialize=["num_rows", "table_stride"])
-def paged_attention_kernel(
-    Q,  # [T, KV_HEADS * GROUP, HEAD_SIZE]
-    K,  # [pages, PAGE_SIZE, KV_HEADS, HEAD_SIZE]
-    V,  # as K, same strides
-    TABLE,  # [rows, table_stride] page ids
-    ROW_START,  # [rows + 1]
-    KV_LEN,  # [rows]
-    OUT,  # [T, KV_HEADS * GROUP, HEAD_SIZE], contiguous
-    num_rows,
-    table_stride,
-    scale_log2,  # softmax scale * log2(e)
-    GROUP: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    Q_TOKEN: tl.constexpr,
-    Q_HEAD: tl.constexpr,
-    KV_PAGE: tl.constexpr,
-    KV_TOKEN: tl.constexpr,
-    KV_HEAD: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    STAGES: tl.constexpr,
-    ONE_TILE_PER_ROW: tl.constexpr,
-):
-    TILE_TOKENS: tl.constexpr = BLOCK_M // GROUP
-    kv_head = tl.program_id(0) % KV_HEADS
-    tile = tl.program_id(0) // KV_HEADS
-    row = tile
-    if not ONE_TILE_PER_ROW:
-        row = _row_of_tile(ROW_START, tile, num_rows, TILE_TOKENS)
-    row_start = tl.load(ROW_START + row)
-    num_new = tl.load(ROW_START + row + 1) - row_start
-    first = 0
-    if not ONE_TILE_PER_ROW:
-        first = (tile - (row_start // TILE_TOKENS + row)) * TILE_TOKENS
-    if first >= num_new:
-        return
-    cached = tl.load(KV_LEN + row) - num_new
-    end = cached + tl.minimum(first + TILE_TOKENS, num_new)
+def arrays_of(plan: Plan) -> dict[str, object]:
+    """What to bring to the device of a plan: the fields of `Work` that are tensors, as numpy."""
+    import numpy as np
 
-    lane = tl.arange(0, BLOCK_M)
-    token = first + lane // GROUP  # [M], counted from the row's first new token
-    live = (token < num_new) & (lane < TILE_TOKENS * GROUP)
-    visible = cached + token + 1  # [M], tokens this lane attends to
-    d = tl.arange(0, BLOCK_D)
-    in_head = d < HEAD_SIZE
-    q_head = kv_head * GROUP + lane % GROUP
-    q_at = (row_start + token).to(tl.int64) * Q_TOKEN + q_head * Q_HEAD
-    out_mask = live[:, None] & in_head[None, :]
-    q = tl.load(Q + q_at[:, None] + d[None, :], mask=out_mask, other=0.0)  # [M, D]
+    counts = np.array([len(plan.narrow), len(plan.wide)], np.int32)
+    return {
+        "tiles": plan.tiles,
+        "narrow": plan.narrow,
+        "wide": plan.wide,
+        "counts": counts,
+        "members": plan.members,
+        "part_start": plan.part_start,
+    }
 
-    row_pages = TABLE + row.to(tl.int64) * table_stride
-    peak = tl.full([BLOCK_M], -float("inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for start in tl.range(0, end, BLOCK_N, num_stages=STAGES):
-        position = start + tl.arange(0, BLOCK_N)  # [N]
-        known = position < end
-        page = tl.load(row_pages + position // PAGE_SIZE, mask=known, other=0).to(tl.int64)
-        kv_at = page * KV_PAGE + (position % PAGE_SIZE) * KV_TOKEN + kv_head * KV_HEAD
-        k_mask = known[None, :] & in_head[:, None]
-        k = tl.load(K + kv_at[None, :] + d[:, None], mask=k_mask, other=0.0)  # [D, N]
-        score = tl.dot(q, k, input_precision="ieee") * scale_log2  # [M, N]
-        score = tl.where(position[None, :] < visible[:, None], score, -float("inf"))
-        new_peak = tl.maximum(peak, tl.max(score, 1))
-        shrink = tl.exp2(peak - new_peak)
-        weight = tl.exp2(score - new_peak[:, None])
-        total = total * shrink + tl.sum(weight, 1)
-        v_mask = known[:, None] & in_head[None, :]
-        v = tl.load(V + kv_at[:, None] + d[None, :], mask=v_mask, other=0.0)  # [N, D]
-        acc = tl.dot(weight.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
-        peak = new_peak
 
-    out_at = (row_start + token).to(tl.int64) * (KV_HEADS * GROUP * HEAD_SIZE) + q_head * HEAD_SIZE
-    out = (acc / total[:, None]).to(OUT.dtype.element_ty)
-    tl.store(OUT + out_at[:, None] + d[None, :], out, mask=out_mask)
+@dataclass(frozen=True)
+class Options:
+    """What models want of attention beyond causal order, and the scales of an fp8 cache.
+
+    scale: factor on q.k. softcap: scores become softcap * tanh(score / softcap); 0: they do not.
+    window: a token sees the last `window` tokens with itself; 0: all.
+    """
+
+    scale: float
+    softcap: float = 0.0
+    window: int = 0
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    positions: torch.Tensor,
+    work: Work,
+    tiles: AttentionTiles,
+    options: Options,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Causal attention of new tokens over the tokens of their rows; returns [T, Hq, D] like q.
+
+    q: [T, Hq, D], the new tokens of one row after another, any token and head stride.
+    k_cache, v_cache: [num_pages, page_size, Hkv, D], of q's dtype, or uint8 with fp8 codes; equal
+        strides; the K/V of the new tokens is already in them. Strides are compiled in, so they
+        should stay the same.
+    page_table: [slots, max_pages] int32 page ids; entries past a row's pages are not read.
+    positions: [T] int32, of the new tokens in their rows.
+    work, tiles: who computes what, planned for these tokens with these tiles.
+    scales: of K and V in an fp8 cache, [num_pages, page_size, Hkv] float32, equal strides.
+
+    Tokens that the plan leaves out are not written. Raises ValueError on shapes, dtypes, strides or
+    devices that do not fit.
+    """
+    _check(q, k_cache, v_cache, scales)
+    _check_step(q, page_table, positions, work)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if not len(q):
+        return out
+    k_scale, v_scale = scales or (k_cache, v_cache)
+    caches = (k_cache, v_cache, k_scale, v_scale, page_table)
+    compiled = constants(q, k_cache, scales, options)
+    score_scale = options.scale / options.softcap if options.softcap else options.scale * LOG2_E
+    numbers = (page_table.stride(0), score_scale, options.softcap * LOG2_E, options.window)
+    if len(work.tiles):
+        grid = (len(work.tiles) * k_cache.shape[2],)
+        tile_attention_kernel[grid](
+            q, *caches, work.tiles, out, *numbers,
+            **compiled, **form(tiles, tiles.tile), num_warps=tiles.tile.num_warps, **OPTIONS,
+        )  # fmt: skip
+    if not work.num_parts:
+        return out
+    parts = torch.empty((work.num_parts, *q.shape[1:]), dtype=torch.float32, device=q.device)
+    stats = torch.empty((2, *parts.shape[:2]), dtype=torch.float32, device=q.device)
+    for items, count, tile in (
+        (work.narrow, work.counts[:1], tiles.narrow),
+        (work.wide, work.counts[1:], tiles.wide),
+    ):
+        if len(items):
+            programs = min(len(items) * k_cache.shape[2], most_programs(q.device))
+            chunk_attention_kernel[(programs,)](
+                q, *caches, positions, items, count, work.members, work.part_start, parts, stats,
+                work.num_parts, *numbers,
+                **compiled, **form(tiles, tile), num_warps=tile.num_warps, **OPTIONS,
+            )  # fmt: skip
+    merging = merge_constants(q, options, tiles)
+    grid = (len(q) * triton.cdiv(q.shape[1], merging["BLOCK_H"]),)
+    merge_kernel[grid](
+        parts, stats, positions, work.part_start, out, work.num_parts, options.window,
+        **merging, **MERGE_OPTIONS,
+    )  # fmt: skip
+    return out
 
 
 def constants(
-    q: torch.Tensor, k_cache: torch.Tensor, tile: Tile, max_new: int
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
+    options: Options,
 ) -> dict[str, int | bool]:
-    """The kernel's compile-time arguments for tensors of these shapes and strides (any device)."""
+    """Compile-time arguments of both kernels for tensors of these shapes and strides, any device.
+
+    `form` has the others.
+    """
     _, page_size, kv_heads, head_size = k_cache.shape
-    group = q.shape[1] // kv_heads
+    scale_strides = scales[0].stride() if scales else (0, 0, 0)
     return {
-        "GROUP": group,
+        "GROUP": q.shape[1] // kv_heads,
         "KV_HEADS": kv_heads,
         "HEAD_SIZE": head_size,
         "PAGE_SIZE": page_size,
@@ -134,100 +162,77 @@ def constants(
         "KV_PAGE": k_cache.stride(0),
         "KV_TOKEN": k_cache.stride(1),
         "KV_HEAD": k_cache.stride(2),
+        "SCALE_PAGE": scale_strides[0],
+        "SCALE_TOKEN": scale_strides[1],
+        "SCALE_HEAD": scale_strides[2],
+        "FP8": scales is not None,
+        "SOFTCAP": options.softcap > 0,
+        "WINDOW": options.window > 0,
+        "BLOCK_D": padded(head_size),
+    }
+
+
+def form(tiles: AttentionTiles, tile: Tile) -> Mapping[str, int]:
+    """Compile-time arguments of one form."""
+    return {
+        "CHUNK": tiles.chunk,
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
-        "BLOCK_D": padded(head_size),
         "STAGES": tile.num_stages,
-        "ONE_TILE_PER_ROW": max_new * group <= tile.block_m,
     }
 
 
-def paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    page_table: torch.Tensor,
-    row_start: torch.Tensor,
-    kv_len: torch.Tensor,
-    *,
-    scale: float,
-    max_new: int,
-) -> torch.Tensor:
-    """Causal attention of each row's new tokens over all its tokens; returns [T, Hq, D] like q.
-
-    q: [T, Hq, D], the rows' new tokens one after another, any token and head stride.
-    k_cache, v_cache: [num_pages, page_size, Hkv, D], same dtype as q, equal strides; the K/V of the
-        new tokens is already in them. Strides are compiled in, so they should stay the same.
-    page_table: [R, max_pages] int32 page ids; entries past a row's pages are not read.
-    row_start: [R + 1] int32, where each row's new tokens start in q; the last is T.
-    kv_len: [R] int32, tokens of each row with the new ones, which are its last.
-    scale: factor on q.k before the softmax.
-    max_new: at least the number of new tokens of the longest row; a smaller one leaves outputs
-        unwritten. It chooses the form: a caller that passes the same bound in every step gets the
-        same compiled tile, so the same bits on any GPU, for prefill and decode.
-
-    Raises ValueError on shapes, dtypes, strides or devices that do not fit.
-    """
-    _check(q, k_cache, v_cache, page_table, row_start, kv_len)
-    if max_new < 1:
-        raise ValueError(f"max_new must be at least 1, is {max_new}")
-    num_tokens, q_heads, head_size = q.shape
-    num_rows, kv_heads = kv_len.numel(), k_cache.shape[2]
-    group = q_heads // kv_heads
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    if num_tokens == 0 or num_rows == 0:
-        return out
-    tile = tile_for(q.element_size(), head_size, group, max_new)
-    compiled = constants(q, k_cache, tile, max_new)
-    tiles = num_rows
-    if not compiled["ONE_TILE_PER_ROW"]:
-        tiles += num_tokens // (tile.block_m // group)
-    paged_attention_kernel[(tiles * kv_heads,)](
-        q,
-        k_cache,
-        v_cache,
-        page_table,
-        row_start,
-        kv_len,
-        out,
-        num_rows,
-        page_table.stride(0),
-        scale * LOG2_E,
-        **compiled,
-        num_warps=tile.num_warps,
-        **OPTIONS,
-    )
-    return out
+def merge_constants(
+    q: torch.Tensor, options: Options, tiles: AttentionTiles
+) -> dict[str, int | bool]:
+    """The compile-time arguments of `merge_kernel`."""
+    return {
+        "HEADS": q.shape[1],
+        "HEAD_SIZE": q.shape[2],
+        "WINDOW": options.window > 0,
+        "CHUNK": tiles.chunk,
+        "BLOCK_H": min(MERGE_HEADS, triton.next_power_of_2(q.shape[1])),
+        "BLOCK_D": padded(q.shape[2]),
+        "STAGES": MERGE_STAGES,
+    }
 
 
-def _check(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    page_table: torch.Tensor,
-    row_start: torch.Tensor,
-    kv_len: torch.Tensor,
+def most_programs(device: torch.device) -> int:
+    """Programs that share out the items, however many there are."""
+    if device.type == "cpu":
+        return INTERPRETED_PROGRAMS
+    processors: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return processors * PROGRAMS_PER_PROCESSOR
+
+
+def _check_step(
+    q: torch.Tensor, page_table: torch.Tensor, positions: torch.Tensor, work: Work
 ) -> None:
-    _check_heads(q, k_cache, v_cache)
-    num_rows = kv_len.numel()
     shapes = {
-        "page_table": (page_table, 2, num_rows),
-        "row_start": (row_start, 1, num_rows + 1),
-        "kv_len": (kv_len, 1, num_rows),
+        "page_table": (page_table, (page_table.shape[0], page_table.shape[-1])),
+        "positions": (positions, (len(q),)),
+        "work.tiles": (work.tiles, (len(work.tiles), 4)),
+        "work.narrow": (work.narrow, (len(work.narrow), 4)),
+        "work.wide": (work.wide, (len(work.wide), 4)),
+        "work.counts": (work.counts, (2,)),
+        "work.members": (work.members, (len(work.members),)),
+        "work.part_start": (work.part_start, (len(q) + 1,)),
     }
-    for name, (tensor, dims, length) in shapes.items():
-        if tensor.dim() != dims or len(tensor) != length:
-            raise ValueError(
-                f"{name} must have {dims} dimension(s) and length {length} for {num_rows} rows, "
-                f"has shape {tuple(tensor.shape)}"
-            )
+    for name, (tensor, shape) in shapes.items():
+        if tensor.shape != shape:
+            raise ValueError(f"{name} must be {list(shape)} for {len(q)} tokens, is {tensor.shape}")
         if tensor.dtype != torch.int32 or (tensor.numel() and tensor.stride(-1) != 1):
             raise ValueError(f"{name} must be int32 with a last stride of 1, is {tensor.dtype}")
         if tensor.device != q.device:
             raise ValueError(f"{name} is on {tensor.device}, q on {q.device}")
 
 
-def _check_heads(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+def _check(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
+) -> None:
     if q.dim() != 3 or k_cache.dim() != 4 or q.shape[2] != k_cache.shape[3]:
         raise ValueError(
             f"q must be [T, Hq, D] and k_cache [num_pages, page_size, Hkv, D], are "
@@ -244,9 +249,25 @@ def _check_heads(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) 
         raise ValueError(f"head size must be a multiple of 8 up to 256, is {head_size}")
     if q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(f"q must be float32, bfloat16 or float16, is {q.dtype}")
-    if (k_cache.dtype, v_cache.dtype) != (q.dtype, q.dtype):
-        raise ValueError(f"q is {q.dtype}, the cache {k_cache.dtype} and {v_cache.dtype}")
+    cache_dtype = torch.uint8 if scales else q.dtype
+    if (k_cache.dtype, v_cache.dtype) != (cache_dtype, cache_dtype):
+        raise ValueError(
+            f"q is {q.dtype}{' with scales' if scales else ''}, the cache {k_cache.dtype} and "
+            f"{v_cache.dtype}, not {cache_dtype}"
+        )
+    if scales is not None:
+        _check_scales(k_cache, *scales)
     if (k_cache.device, v_cache.device) != (q.device, q.device):
         raise ValueError(f"q is on {q.device}, the cache on {k_cache.device} and {v_cache.device}")
     if q.stride(2) != 1 or k_cache.stride(3) != 1:
         raise ValueError("the last stride of q, k_cache and v_cache must be 1")
+
+
+def _check_scales(cache: torch.Tensor, k_scale: torch.Tensor, v_scale: torch.Tensor) -> None:
+    wanted = (cache.shape[:3], torch.float32, cache.device)
+    for scale in (k_scale, v_scale):
+        if (scale.shape, scale.dtype, scale.device) != wanted or scale.stride() != k_scale.stride():
+            raise ValueError(
+                "scales must be float32 [num_pages, page_size, Hkv] with equal strides, beside the "
+                f"cache {tuple(cache.shape)}: one is {scale.dtype} {tuple(scale.shape)}"
+            )
