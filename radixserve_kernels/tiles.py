@@ -1,11 +1,26 @@
-"""The tile table of paged attention: the block sizes each element width and head size runs with.
+"""Block sizes of the kernels: `tuned.json` read, checked and asked. No triton.
 
-Plain data, no triton. `block_n` is the step of the reduction over a row's tokens; it belongs to the
-width and head size alone, so that both forms add in the same order. The entries are the largest
-found that `scripts/compile-kernels` passes without spills on all its targets.
+An entry of the file has the name of a kernel, a value or "*" for each of the kernel's keys, and the
+block sizes. "*" stands for any value, of `chip` for any GPU. Of the entries that fit, the one with
+the fewest "*" counts. Head sizes stand there as `padded`, and are at least 64.
 """
 
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from itertools import combinations
+from typing import Any
+
+import torch
+
+ANY = "*"
+INTERPRETER = "interpreter"
+CHIPS = ("sm_80", "sm_90", "sm_100", "gfx942", INTERPRETER)
+MAX_GROUP = 16
+MAX_HEAD_SIZE = 256
+LEAST_HEAD_SIZE = 64  # of an entry
 
 
 @dataclass(frozen=True)
@@ -19,24 +34,85 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Forms:
-    """The two tiles of one entry; both step over K/V by the same `block_n`."""
+class AttentionTiles:
+    """The order of the reduction over a row's tokens, and the tiles that all keep to it.
 
-    extend: Tile
-    decode: Tile
+    chunk: tokens of one part of the reduction, counted from a row's token 0; parts are merged in
+        order. A multiple of the tiles' `block_n`, the step within a chunk, which is one for all.
+    split_tokens: rows with up to so many new tokens have their chunks in programs of their own.
+    narrow, wide: for rows, or rows that share a chunk, with few and with many lanes.
+    tile: for longer rows.
+    """
+
+    chunk: int
+    split_tokens: int
+    narrow: Tile
+    wide: Tile
+    tile: Tile
 
 
-def _forms(extend_m: int, block_n: int, extend_warps: int) -> Forms:
-    return Forms(Tile(extend_m, block_n, extend_warps, 3), Tile(16, block_n, 4, 3))
+def attention_tiles(
+    chip: str,
+    itemsize: int,
+    head_size: int,
+    group: int,
+    page_size: int,
+    kv_itemsize: int | None = None,
+) -> AttentionTiles:
+    """The tiles for queries of `itemsize` bytes, K/V of `kv_itemsize` (None: as the queries).
+
+    chip: one of `CHIPS`; see `chip_of`.
+    group: query heads of one K/V head.
+
+    Raises ValueError if the file has no entry for them.
+    """
+    return _attention_tiles(chip, itemsize, head_size, group, page_size, kv_itemsize or itemsize)
 
 
-# bytes of an element -> head size, padded -> forms
-TILES = {
-    2: {64: _forms(64, 64, 4), 128: _forms(64, 32, 4), 256: _forms(64, 32, 8)},
-    4: {64: _forms(32, 32, 4), 128: _forms(32, 16, 4), 256: _forms(16, 16, 4)},
-}
-MAX_GROUP = 16
-MAX_HEAD_SIZE = 256
+@cache
+def _attention_tiles(
+    chip: str, itemsize: int, head_size: int, group: int, page_size: int, kv_itemsize: int
+) -> AttentionTiles:
+    asked = {
+        "chip": chip,
+        "bytes": itemsize,
+        "kv_bytes": kv_itemsize,
+        "head_size": max(LEAST_HEAD_SIZE, padded(head_size)),
+        "group": group,
+        "page_size": page_size,
+    }
+    return most_specific(tuned(), "attention", asked)
+
+
+@cache
+def chip_of(device: torch.device) -> str:
+    """The one of `CHIPS` whose block sizes a device takes: its own or the next lower of its family.
+
+    Raises ValueError for a device that has none.
+    """
+    if device.type == "cpu":
+        return INTERPRETER
+    if device.type != "cuda":
+        raise ValueError(f"no block sizes for a device of type {device.type}")
+    if torch.version.hip is not None:
+        return _amd_chip(torch.cuda.get_device_properties(device).gcnArchName)
+    return _nvidia_chip(*torch.cuda.get_device_capability(device))
+
+
+def _nvidia_chip(major: int, minor: int) -> str:
+    # Chips of 12.x have the matrix instructions of sm_80, neither wgmma nor tcgen05.
+    chip = {8: "sm_80", 9: "sm_90", 10: "sm_100", 11: "sm_100", 12: "sm_80"}.get(major)
+    if chip is None:
+        raise ValueError(f"no block sizes for compute capability {major}.{minor}")
+    return chip
+
+
+def _amd_chip(arch: str) -> str:
+    name = arch.partition(":")[0]  # of "gfx942:sramecc+:xnack-"
+    number = int(name.removeprefix("gfx"), 16)
+    if not 0x942 <= number < 0xA00:
+        raise ValueError(f"no block sizes for {name}")
+    return "gfx942"
 
 
 def padded(head_size: int) -> int:
@@ -45,6 +121,117 @@ def padded(head_size: int) -> int:
 
 
 def tile_for(itemsize: int, head_size: int, group: int, max_new: int) -> Tile:
-    """The tile for rows of up to `max_new` new tokens: the decode form if one tile holds a row."""
-    forms = TILES[itemsize][max(64, padded(head_size))]
-    return forms.decode if max_new * group <= forms.decode.block_m else forms.extend
+    """The tile for rows of up to `max_new` new tokens: the narrow one if it holds a whole row."""
+    tiles = attention_tiles("sm_80", itemsize, head_size, group, page_size=16)
+    return tiles.narrow if max_new * group <= tiles.narrow.block_m else tiles.tile
+
+
+Key = Mapping[str, int | str]
+Table = Mapping[str, Mapping[tuple[int | str, ...], Any]]  # kernel -> values of KEYS -> tiles
+
+
+@cache
+def tuned() -> Table:
+    """What `tuned.json` holds. Raises ValueError that names a bad entry."""
+    text = resources.files(__package__).joinpath("tuned.json").read_text(encoding="utf-8")
+    return table_of(json.loads(text))
+
+
+def table_of(entries: Sequence[Mapping[str, Any]]) -> Table:
+    """Checks and parses entries; ValueError names a bad one, and two of which none goes first."""
+    table: dict[str, dict[tuple[int | str, ...], Any]] = {kernel: {} for kernel in KERNELS}
+    for entry in entries:
+        try:
+            kernel = entry.get("kernel")
+            if kernel not in KERNELS:
+                raise ValueError(f"kernel must be one of {', '.join(KERNELS)}")
+            names, parse = KERNELS[kernel]
+            values = dict(entry)
+            del values["kernel"]
+            key = tuple(_checked(name, values.pop(name, None)) for name in names)
+            if key in table[kernel]:
+                raise ValueError("stands there twice")
+            table[kernel][key] = parse(values)
+        except ValueError as error:
+            raise ValueError(f"tuned.json: {error}: {json.dumps(entry)}") from None
+    for kernel, keys in table.items():
+        _check_ties(kernel, keys)
+    return table
+
+
+def most_specific(table: Table, kernel: str, asked: Key) -> Any:
+    """The tiles of the entry with the fewest "*" that fits; `asked` has the kernel's keys."""
+    names, _ = KERNELS[kernel]
+    wanted = [asked[name] for name in names]
+    fitting = [key for key in table[kernel] if all(map(_fits, key, wanted))]
+    if not fitting:
+        raise ValueError(f"tuned.json has no entry of {kernel} for {dict(asked)}")
+    return table[kernel][min(fitting, key=lambda key: key.count(ANY))]
+
+
+def _fits(value: int | str, wanted: int | str) -> bool:
+    return value == wanted or (value == ANY and wanted != INTERPRETER)
+
+
+def _check_ties(kernel: str, keys: Mapping[tuple[int | str, ...], Any]) -> None:
+    """No question may have two best answers; an entry for what two have in common settles them."""
+    for one, other in combinations(keys, 2):
+        both = tuple(b if a == ANY else a for a, b in zip(one, other, strict=True))
+        overlap = all(map(_fits, one, both)) and all(map(_fits, other, both))
+        if overlap and one.count(ANY) == other.count(ANY) and both not in keys:
+            raise ValueError(f"tuned.json: {kernel}: {one} and {other} both fit {both}")
+
+
+def _checked(name: str, value: object) -> int | str:
+    if value == ANY or (name == "chip" and value in CHIPS):
+        return value
+    if name == "chip":
+        raise ValueError(f'chip must be "*" or one of {", ".join(CHIPS)}')
+    return _count(name, value)
+
+
+def _count(name: str, value: object) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name} must be a positive whole number")
+    return value
+
+
+def _power_of_two(name: str, value: object, least: int) -> int:
+    count = _count(name, value)
+    if count & (count - 1) or count < least:
+        raise ValueError(f"{name} must be a power of two, at least {least}")
+    return count
+
+
+def _attention(values: dict[str, Any]) -> AttentionTiles:
+    forms = ("narrow", "wide", "tile")
+    _check_names("an entry of attention", values, {"chunk", "block_n", "split_tokens", *forms})
+    block_n = _power_of_two("block_n", values["block_n"], 16)
+    chunk = _count("chunk", values["chunk"])
+    if chunk % block_n:
+        raise ValueError(f"chunk must be a multiple of block_n, {block_n}")
+    split_tokens = _count("split_tokens", values["split_tokens"])
+    return AttentionTiles(
+        chunk, split_tokens, **{form: _tile(form, values[form], block_n) for form in forms}
+    )
+
+
+def _tile(form: str, values: dict[str, Any], block_n: int) -> Tile:
+    _check_names(form, values, {"block_m", "num_warps", "num_stages"})
+    return Tile(
+        block_m=_power_of_two(f"block_m of {form}", values["block_m"], 16),
+        block_n=block_n,
+        num_warps=_power_of_two(f"num_warps of {form}", values["num_warps"], 1),
+        num_stages=_count(f"num_stages of {form}", values["num_stages"]),
+    )
+
+
+def _check_names(what: str, values: object, names: set[str]) -> None:
+    if not isinstance(values, dict) or values.keys() != names:
+        raise ValueError(f"{what} must have exactly {', '.join(sorted(names))}")
+
+
+# kernel -> names of its keys, and what parses the rest of an entry
+KERNELS: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Any]], Any]]] = {
+    "attention": (("chip", "bytes", "kv_bytes", "head_size", "group", "page_size"), _attention),
+}
