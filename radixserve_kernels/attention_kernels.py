@@ -202,9 +202,9 @@ def chunk_attention_kernel(
     V_SCALE,
     TABLE,
     POSITIONS,  # [T] of the tokens in Q
-    ITEMS,  # [>= count, 4]: slot, chunk, first member, members
+    ITEMS,  # [>= count, 2 + BLOCK_M // GROUP]: slot, chunk, members or -1
     COUNT,  # [1] items
-    MEMBERS,  # tokens
+    LOOKUP,  # the token of a member, or -1
     PART_START,  # [T], where the partial results of a token begin: one per chunk
     PARTS,  # [parts, KV_HEADS * GROUP, HEAD_SIZE] float32, contiguous
     STATS,  # [2, parts, KV_HEADS * GROUP] float32, contiguous: peaks, totals
@@ -234,17 +234,17 @@ def chunk_attention_kernel(
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
 ):
+    MEMBERS: tl.constexpr = BLOCK_M // GROUP
     lane = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
     # as many programs whatever the number of items, so that a CUDA graph holds for every step
     for index in range(tl.program_id(0), tl.load(COUNT) * KV_HEADS, tl.num_programs(0)):
         kv_head = index % KV_HEADS
-        item = ITEMS + index // KV_HEADS * 4
-        row_pages = TABLE + tl.load(item).to(tl.int64) * table_stride
+        item = ITEMS + index // KV_HEADS * (2 + MEMBERS)
         chunk = tl.load(item + 1)
-        first = tl.load(item + 2)
-        live = lane < tl.load(item + 3) * GROUP
-        token = tl.load(MEMBERS + first + lane // GROUP, mask=live, other=0)
+        member = tl.load(item + 2 + lane // GROUP, mask=lane < MEMBERS * GROUP, other=-1)
+        token = tl.load(LOOKUP + member, mask=member >= 0, other=-1)
+        live = token >= 0
         position = tl.load(POSITIONS + token, mask=live, other=-1)
         visible = position + 1  # [M], 0 on lanes that are not live
         start = chunk * CHUNK
@@ -253,6 +253,7 @@ def chunk_attention_kernel(
             lowest = tl.min(tl.where(live, visible, 2147483647), 0) - window
             start = tl.maximum(start, tl.maximum(lowest, 0) // BLOCK_N * BLOCK_N)
         if start < stop:
+            row_pages = TABLE + tl.load(item).to(tl.int64) * table_stride
             q_head = kv_head * GROUP + lane % GROUP
             mask = live[:, None] & (d < HEAD_SIZE)[None, :]
             q_at = (token.to(tl.int64) * Q_TOKEN + q_head * Q_HEAD)[:, None] + d[None, :]

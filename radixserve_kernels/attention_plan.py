@@ -1,12 +1,12 @@
-"""Which program of `paged_attention` computes what in a step: made on the host, in numpy.
+"""Which program of `paged_attention` computes what in a step: made on the host.
 
-Rows with many new tokens become tiles. The tokens of all other rows are grouped by the chunk they
-read: tokens of rows whose page ids agree over a whole chunk share one read of its K/V, whichever
-requests they belong to. Chunks lie at absolute positions, so neither the tree's nodes nor the batch
-change the order in which a token's results are added (`attention_kernels.py`).
+Rows with many new tokens become tiles. The tokens of all other rows become members of items, one
+item for a chunk of K/V: tokens of rows whose page ids agree over a whole chunk share one read of
+it, whichever requests they belong to. Chunks lie at absolute positions, so neither the nodes of a
+tree nor the batch change the order in which a token's results are added (`attention_kernels.py`).
 
-Called by the worker's triton attention backend once per step. In a decode step nearly nothing
-changes: the plan stands until a row comes, goes, or starts a chunk.
+Called by the worker's triton attention backend once per step. A decode step changes nearly nothing:
+its items are kept by slot, and touched only where a request comes, goes, or begins a chunk.
 """
 
 from dataclasses import dataclass
@@ -17,22 +17,36 @@ from numpy.typing import NDArray
 from radixserve_kernels.tiles import AttentionTiles
 
 Ints = NDArray[np.int32]
-NO_ITEMS: Ints = np.zeros((0, 4), np.int32)
+Key = tuple[int, bytes]  # a whole chunk: its index, and the ids of the pages that hold it
+ITEM_HEAD = 2  # columns of an item before its members: slot whose page table to read, chunk
+NOBODY = -1  # in the place of a member, or of a token
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The arrays that the kernels read, int32. An item names the slot whose page table to read."""
+    """What the kernels read, int32."""
 
     tiles: Ints  # [N, 4]: slot, first token, tokens, position of the first
-    narrow: Ints  # [N, 4]: slot, chunk, first member, members; for `AttentionTiles.narrow`
-    wide: Ints  # as `narrow`, for `AttentionTiles.wide`
-    members: Ints  # tokens; the first T are 0 .. T - 1
+    narrow: Ints  # [N, 2 + members]: items for `AttentionTiles.narrow`
+    wide: Ints  # the same for `AttentionTiles.wide`
+    lookup: Ints  # [slots + T]: the token of a member of an item, or `NOBODY`
     part_start: Ints  # [T + 1]: where a token's partial results begin, one per chunk; tiled: none
+    same_items: bool  # `narrow` and `wide` begin with all that the last plan of this planner had
 
     @property
     def num_parts(self) -> int:
         return int(self.part_start[-1])
+
+    def arrays(self) -> dict[str, Ints]:
+        """The tensors of a `paged_attention.Work`, by name."""
+        return {
+            "tiles": self.tiles,
+            "narrow": self.narrow,
+            "wide": self.wide,
+            "counts": np.array([len(self.narrow), len(self.wide)], np.int32),
+            "lookup": self.lookup,
+            "part_start": self.part_start,
+        }
 
 
 class Planner:
@@ -55,194 +69,228 @@ class Planner:
         self._page_size = page_size
         self._chunk = tiles.chunk
         self._split_tokens = tiles.split_tokens
-        self._narrow = tiles.narrow.block_m // group
-        self._wide = tiles.wide.block_m // group
         self._tile = tiles.tile.block_m // group
         self._max_parts = max_parts
-        most = -(-page_table.shape[1] * page_size // tiles.chunk)
-        # full chunks of a slot: keys and, in `_numbers`, numbers that are equal where the keys are
-        self._keys: list[list[tuple[int, bytes]]] = [[] for _ in page_table]
-        self._numbers = np.zeros((len(page_table), most), np.int32)
-        self._known: dict[tuple[int, bytes], list[int]] = {}  # chunk, pages -> number, slots
-        self._free: list[int] = []
-        self._decode: _DecodePlan | None = None
+        self._narrow = _Items(tiles.narrow.block_m // group)
+        self._wide = _Items(tiles.wide.block_m // group)
+        self._groups: list[list[_Group]] = [[] for _ in page_table]  # of a slot, by chunk
+        self._known: dict[Key, _Group] = {}
+        self._begun = np.zeros(len(page_table), np.int32)  # chunks of a slot that have a group
+        self._full = np.zeros(len(page_table), np.int32)  # of those, the ones with a key
+        self._told = -1  # changes of the items that the last plan had
 
     def forget(self, slot: int) -> None:
         """The slot's page table will be another one."""
-        for key in self._keys[slot]:
-            entry = self._known[key]
-            entry[1] -= 1
-            if entry[1] == 0:
-                self._free.append(entry[0])
-                del self._known[key]
-        self._keys[slot].clear()
-        self._decode = None
+        for group in self._groups[slot]:
+            self._leave(group, slot)
+        self._groups[slot].clear()
+        self._begun[slot] = self._full[slot] = 0
 
     def plan(self, slots: Ints, start: Ints, new: Ints) -> Plan:
         """A step in which row r computes tokens [start[r], start[r] + new[r]) of slots[r].
 
-        All [R] int32. The tokens of the step are the rows' new ones, one row after another. A plan
-        that still holds is returned as the same object.
+        All [R] int32. The tokens of the step are the rows' new ones, one row after another.
         """
-        if self._decode is not None and self._decode.grow(slots, start, new):
-            return self._decode.plan
-        self._decode = None
-        return self._replan(slots, start, new)
+        row_start = np.concatenate(([0], np.cumsum(new)))
+        parts = (start + new - 1) // self._chunk + 1  # of each row's last token
+        single = new == 1
+        split = new <= self._split_tokens
+        if (parts @ (new * split)) > self._max_parts:
+            split = self._fitting(parts * new, split)
+        lookup = np.full(len(self._table) + row_start[-1], NOBODY, np.int32)
+        decoding = np.flatnonzero(single & split)
+        lookup[slots[decoding]] = row_start[decoding]
+        self._follow(slots[decoding], start[decoding] + 1)
+        several = np.flatnonzero(split & ~single)
+        extra: tuple[Ints, Ints] | None = None
+        if len(several):
+            lookup[len(self._table) :] = np.arange(row_start[-1])
+            extra = self._extend(slots[several], row_start[several], start[several], new[several])
+        changes = self._narrow.changes + self._wide.changes
+        same, self._told = extra is None and changes == self._told, changes
+        narrow, wide = self._narrow.used(), self._wide.used()
+        if extra is not None:
+            narrow, wide = np.concatenate((narrow, extra[0])), np.concatenate((wide, extra[1]))
+        tiled = np.flatnonzero(~split)
+        tiles = self._tiles(slots[tiled], row_start[tiled], start[tiled], new[tiled])
+        return Plan(
+            tiles, narrow, wide, lookup, self._part_start(row_start, start, new, split), same
+        )
 
-    def _replan(self, slots: Ints, start: Ints, new: Ints) -> Plan:
-        row_start = np.concatenate(([0], np.cumsum(new))).astype(np.int32)
-        num_tokens = int(row_start[-1])
-        end = start + new
-        chunks = -(-end // self._chunk)  # per row
-        position = np.arange(num_tokens, dtype=np.int32) - np.repeat(row_start[:-1] - start, new)
-        parts = position // self._chunk + 1  # per token
-        split = self._split_rows(row_start, new, parts)
-        parts[~np.repeat(split, new)] = 0
-        part_start = np.concatenate(([0], np.cumsum(parts))).astype(np.int32)
-        tiles = self._tiles(slots[~split], row_start[:-1][~split], start[~split], new[~split])
-        rows = np.flatnonzero(split)
-        groups, members = self._groups(slots[rows], row_start[rows], start[rows], end[rows])
-        everyone = np.concatenate((np.arange(num_tokens, dtype=np.int32), members))
-        narrow, wide = self._items(groups)
-        plan = Plan(tiles, narrow, wide, everyone, part_start)
-        if (new == 1).all() and split.all():
-            self._decode = _DecodePlan(plan, slots, start, chunks, self._chunk, self._max_parts)
-        return plan
+    def _fitting(self, parts: Ints, split: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Those of the rows to split for whose partial results there is room, cheapest first."""
+        order = np.argsort(parts, kind="stable")
+        order = order[split[order]]
+        fitting = np.zeros_like(split)
+        fitting[order[np.cumsum(parts[order]) <= self._max_parts]] = True
+        return fitting
 
-    def _split_rows(self, row_start: Ints, new: Ints, parts: Ints) -> NDArray[np.bool_]:
-        """Which rows are computed by chunks: short ones, the cheapest first while there is room."""
-        split: NDArray[np.bool_] = new <= self._split_tokens
-        per_row = np.add.reduceat(parts, row_start[:-1])
-        per_row[~split] = 0
-        if per_row.sum() > self._max_parts:
-            order = np.argsort(per_row, kind="stable")
-            split[order[np.cumsum(per_row[order]) > self._max_parts]] = False
-        return split
+    def _part_start(
+        self, row_start: Ints, start: Ints, new: Ints, split: NDArray[np.bool_]
+    ) -> Ints:
+        position = np.arange(row_start[-1]) - np.repeat(row_start[:-1] - start, new)
+        parts = (position // self._chunk + 1) * np.repeat(split, new)
+        return np.concatenate(([0], np.cumsum(parts))).astype(np.int32)
 
     def _tiles(self, slots: Ints, first: Ints, start: Ints, new: Ints) -> Ints:
         """Rows in pieces of a tile's tokens; those that read most go first."""
-        if not len(slots):
-            return NO_ITEMS
-        row, offset, count = _pieces(new, self._tile)
+        pieces = -(-new // self._tile)
+        row = np.repeat(np.arange(len(new)), pieces)
+        offset = (np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * self._tile
+        count = np.minimum(self._tile, new[row] - offset)
         tiles = np.stack((slots[row], first[row] + offset, count, start[row] + offset), 1)
         return tiles[np.argsort(-tiles[:, 3], kind="stable")].astype(np.int32)
 
-    def _groups(
-        self, slots: Ints, first: Ints, start: Ints, end: Ints
+    def _follow(self, slots: Ints, end: Ints) -> None:
+        """Keep the items of slots that decode: the chunks of tokens below `end`."""
+        begun, full = -(-end // self._chunk), end // self._chunk
+        behind = np.flatnonzero((self._begun[slots] < begun) | (self._full[slots] < full))
+        for index in behind.tolist():
+            slot = int(slots[index])
+            groups = self._groups[slot]
+            for chunk in range(int(self._full[slot]), int(full[index])):
+                self._join(groups, slot, chunk)
+            if len(groups) < begun[index]:  # the open chunk is the slot's own
+                group = _Group(len(groups))
+                groups.append(group)
+                self._place(group, slot)
+            self._begun[slot], self._full[slot] = begun[index], full[index]
+
+    def _join(self, groups: list["_Group"], slot: int, chunk: int) -> None:
+        """A chunk of the slot is whole: find or make the group of all that read its pages."""
+        key = self._key(slot, chunk)
+        known = self._known.get(key)
+        own = groups[chunk] if chunk < len(groups) else None
+        if known is None:
+            if own is None:
+                own = _Group(chunk)
+                groups.append(own)
+                self._place(own, slot)
+            own.key = key
+            self._known[key] = own
+            return
+        if own is None:
+            groups.append(known)
+        else:
+            self._leave(own, slot)
+            groups[chunk] = known
+        self._place(known, slot)
+
+    def _key(self, slot: int, chunk: int) -> Key:
+        begin = chunk * self._chunk // self._page_size
+        end = -(-(chunk + 1) * self._chunk // self._page_size)
+        return chunk, self._table[slot, begin:end].tobytes()
+
+    def _place(self, group: "_Group", slot: int) -> None:
+        """A member more: in narrow items while one holds all, in wide ones beyond."""
+        count = len(group.slots)
+        group.slots.append(slot)
+        if count == self._narrow.members:
+            self._narrow.drop(group.items.pop())
+            for first in range(0, count + 1, self._wide.members):
+                piece = group.slots[first : first + self._wide.members]
+                group.items.append(self._wide.take(group.chunk, piece))
+            return
+        items = self._narrow if count < self._narrow.members else self._wide
+        piece, column = divmod(count, items.members)
+        if column == 0:
+            group.items.append(items.take(group.chunk, [slot]))
+        else:
+            items.put(group.items[piece], column, slot)
+
+    def _leave(self, group: "_Group", slot: int) -> None:
+        """A member less; the last one takes its place."""
+        index = group.slots.index(slot)
+        last = group.slots.pop()
+        count = len(group.slots)
+        items = self._narrow if count < self._narrow.members else self._wide
+        if index < count:
+            group.slots[index] = last
+            items.put(group.items[index // items.members], index % items.members, last)
+        piece, column = divmod(count, items.members)
+        if column == 0:
+            items.drop(group.items.pop())
+        else:
+            items.put(group.items[piece], column, NOBODY)
+        if count == self._narrow.members:
+            while group.items:
+                self._wide.drop(group.items.pop())
+            group.items.append(self._narrow.take(group.chunk, group.slots))
+        if not count and group.key is not None:
+            del self._known[group.key]
+
+    def _extend(
+        self, slots: Ints, first: Ints, start: Ints, new: Ints
     ) -> tuple[Ints, Ints]:
-        """Tokens that read the same chunk: [N, 4] slot, chunk, first member, members.
-
-        And the members [M] that are not tokens in a row, which stand behind the step's tokens.
-        """
-        if not len(slots):
-            return NO_ITEMS, np.zeros(0, np.int32)
-        num_tokens = int(first[-1] + end[-1] - start[-1])
-        full = end // self._chunk
-        for slot, count in zip(slots.tolist(), full.tolist(), strict=True):
-            if count > len(self._keys[slot]):
-                self._number(slot, count)
-        chunks = -(-end // self._chunk)
-        columns = np.arange(int(chunks.max()), dtype=np.int32)
-        row, chunk = np.nonzero(columns < chunks[:, None])
-        skipped = np.maximum(chunk * self._chunk - start[row], 0)  # new tokens ahead of the chunk
-        begin, count = first[row] + skipped, end[row] - start[row] - skipped
-        alone = np.stack((slots[row], chunk, begin, count), 1).astype(np.int32)
-        is_full = chunk < full[row]
-        number = self._numbers[slots[row[is_full]], chunk[is_full]]
-        shared = np.zeros(len(row), bool)
-        shared[is_full] = np.bincount(number)[number] > 1
-        if not shared.any():
-            return alone, np.zeros(0, np.int32)
-        found = np.flatnonzero(shared)
-        _, rank = np.unique(self._numbers[slots[row[found]], chunk[found]], return_inverse=True)
-        order = np.argsort(rank.astype(np.uint16 if len(found) < 2**16 else np.int64), kind="stable")
-        found = found[order]
-        borders = np.flatnonzero(np.diff(rank[order], prepend=-1))
-        sizes = count[found]
-        members = _ranges(begin[found], sizes)
-        before = np.concatenate(([0], np.cumsum(sizes)))
-        together = alone[found[borders]]
-        together[:, 2] = num_tokens + before[borders]
-        together[:, 3] = np.diff(before[np.append(borders, len(found))])
-        return np.concatenate((together, alone[~shared])), members
-
-    def _number(self, slot: int, count: int) -> None:
-        """Give the slot's full chunks up to `count` their numbers."""
-        keys = self._keys[slot]
-        for chunk in range(len(keys), count):
-            begin = chunk * self._chunk // self._page_size
-            end = -(-(chunk + 1) * self._chunk // self._page_size)
-            key = (chunk, self._table[slot, begin:end].tobytes())
-            entry = self._known.get(key)
-            if entry is None:
-                number = self._free.pop() if self._free else len(self._known)
-                entry = self._known[key] = [number, 0]
-            entry[1] += 1
-            self._numbers[slot, chunk] = entry[0]
-            keys.append(key)
-
-    def _items(self, groups: Ints) -> tuple[Ints, Ints]:
-        """Groups in pieces: wide ones, and narrow ones for what fits into one."""
-        index, offset, count = _pieces(groups[:, 3], self._wide)
-        items = groups[index]
-        items[:, 2] += offset
-        items[:, 3] = count
-        small = count <= self._narrow
-        return items[small], items[~small]
+        """Narrow and wide items for rows of several tokens, which are there for one step only."""
+        reading: dict[Key, tuple[int, list[Ints]]] = {}  # -> slot, tokens
+        rows = zip(slots.tolist(), first.tolist(), start.tolist(), new.tolist(), strict=True)
+        for slot, token, cached, count in rows:
+            end = cached + count
+            for chunk in range(-(-end // self._chunk)):
+                whole = (chunk + 1) * self._chunk <= end
+                key = self._key(slot, chunk) if whole else (chunk, b"%d" % slot)
+                skipped = max(chunk * self._chunk - cached, 0)
+                tokens = np.arange(token + skipped, token + count)
+                reading.setdefault(key, (slot, []))[1].append(tokens)
+        narrow, wide = _Items(self._narrow.members), _Items(self._wide.members)
+        for (chunk, _), (slot, pieces) in reading.items():
+            members = np.concatenate(pieces) + len(self._table)
+            for begin in range(0, len(members), wide.members):
+                piece = members[begin : begin + wide.members]
+                items = narrow if len(piece) <= narrow.members else wide
+                items.take(chunk, piece, slot)
+        return narrow.used(), wide.used()
 
 
-class _DecodePlan:
-    """The plan of a step of single tokens, grown for the next one while the rows stay the same."""
+class _Group:
+    """Slots that read the same K/V over one chunk."""
 
-    def __init__(
-        self, plan: Plan, slots: Ints, start: Ints, chunks: Ints, chunk: int, max_parts: int
-    ) -> None:
-        self.plan = plan
-        self._slots = slots.copy()
-        self._start = start.copy()
-        self._chunks = chunks.copy()
-        self._chunk = chunk
-        self._max_parts = max_parts
+    __slots__ = ("chunk", "items", "key", "slots")
 
-    def grow(self, slots: Ints, start: Ints, new: Ints) -> bool:
-        """Take in a step of the same rows, one token on. False if it is another step."""
-        if len(slots) != len(self._slots) or not (
-            np.array_equal(slots, self._slots)
-            and np.array_equal(start, self._start + 1)
-            and (new == 1).all()
-        ):
-            return False
-        self._start += 1
-        begun = np.flatnonzero(start % self._chunk == 0)
-        if len(begun):
-            if self.plan.num_parts + len(begun) > self._max_parts:
-                return False
-            self._begin(begun)
-        return True
-
-    def _begin(self, rows: NDArray[np.intp]) -> None:
-        """The rows start a chunk, of which nobody else can know anything yet."""
-        ones = np.ones(len(rows))
-        items = np.stack((self._slots[rows], self._chunks[rows], rows, ones), 1).astype(np.int32)
-        self._chunks[rows] += 1
-        self.plan = Plan(
-            self.plan.tiles,
-            np.concatenate((self.plan.narrow, items)),
-            self.plan.wide,
-            self.plan.members,
-            np.concatenate(([0], np.cumsum(self._chunks))).astype(np.int32),
-        )
+    def __init__(self, chunk: int) -> None:
+        self.chunk = chunk
+        self.key: Key | None = None  # once the chunk is whole
+        self.slots: list[int] = []
+        self.items: list[int] = []  # rows of `_Items`, each with the next so many slots
 
 
-def _pieces(counts: Ints, size: int) -> tuple[Ints, Ints, Ints]:
-    """Each count in pieces of at most `size`: index into counts, offset, length of every piece."""
-    pieces = -(-counts // size)
-    index = np.repeat(np.arange(len(counts)), pieces)
-    offset = _ranges(np.zeros(len(counts), np.int64), pieces) * size
-    return index, offset, np.minimum(size, counts[index] - offset)
+class _Items:
+    """Rows that stay where they are. One without members is skipped by the kernels, and reused."""
 
+    def __init__(self, members: int) -> None:
+        self.members = members
+        self.changes = 0
+        self._rows = np.full((64, ITEM_HEAD + members), NOBODY, np.int32)
+        self._used = 0
+        self._free: list[int] = []
 
-def _ranges(begin: Ints, count: Ints) -> Ints:
-    """begin[i], begin[i] + 1, ... count[i] numbers, for one i after another."""
-    before = np.cumsum(count) - count
-    return (np.arange(int(count.sum())) + np.repeat(begin - before, count)).astype(np.int32)
+    def used(self) -> Ints:
+        return self._rows[: self._used]
+
+    def take(self, chunk: int, members: list[int] | Ints, slot: int | None = None) -> int:
+        """A new item; without `slot`, members are slots, and the first one's page table is read."""
+        if self._free:
+            row = self._free.pop()
+        else:
+            row = self._used
+            self._used += 1
+            if row == len(self._rows):
+                self._rows = np.concatenate((self._rows, np.full_like(self._rows, NOBODY)))
+        self._rows[row, 0] = members[0] if slot is None else slot
+        self._rows[row, 1] = chunk
+        self._rows[row, ITEM_HEAD : ITEM_HEAD + len(members)] = members
+        self.changes += 1
+        return row
+
+    def put(self, row: int, column: int, slot: int) -> None:
+        """Member `column` of an item is `slot` from now on, or `NOBODY`."""
+        self._rows[row, ITEM_HEAD + column] = slot
+        if column == 0:
+            self._rows[row, 0] = slot
+        self.changes += 1
+
+    def drop(self, row: int) -> None:
+        self._rows[row] = NOBODY
+        self._free.append(row)
+        self.changes += 1

@@ -17,7 +17,8 @@ from radixserve_kernels.attention_kernels import (
     merge_kernel,
     tile_attention_kernel,
 )
-from radixserve_kernels.attention_plan import Plan
+from radixserve_kernels.attention_options import Options
+from radixserve_kernels.attention_plan import ITEM_HEAD
 from radixserve_kernels.tiles import MAX_GROUP, MAX_HEAD_SIZE, AttentionTiles, Tile, padded
 
 LOG2_E = 1.4426950408889634
@@ -34,7 +35,7 @@ INTERPRETED_PROGRAMS = 4
 class Work:
     """A `Plan` on the device, all int32, and how much of it there can be.
 
-    `counts` [2]: narrow and wide items, of `narrow` and `wide`, which may have room for more.
+    `counts` [2]: how many of `narrow` and `wide`, which may have room for more, are items.
     `num_parts`: room for partial results, at least what the plan has.
     """
 
@@ -42,37 +43,9 @@ class Work:
     narrow: torch.Tensor
     wide: torch.Tensor
     counts: torch.Tensor
-    members: torch.Tensor
+    lookup: torch.Tensor
     part_start: torch.Tensor
     num_parts: int
-
-
-def arrays_of(plan: Plan) -> dict[str, object]:
-    """What to bring to the device of a plan: the fields of `Work` that are tensors, as numpy."""
-    import numpy as np
-
-    counts = np.array([len(plan.narrow), len(plan.wide)], np.int32)
-    return {
-        "tiles": plan.tiles,
-        "narrow": plan.narrow,
-        "wide": plan.wide,
-        "counts": counts,
-        "members": plan.members,
-        "part_start": plan.part_start,
-    }
-
-
-@dataclass(frozen=True)
-class Options:
-    """What models want of attention beyond causal order, and the scales of an fp8 cache.
-
-    scale: factor on q.k. softcap: scores become softcap * tanh(score / softcap); 0: they do not.
-    window: a token sees the last `window` tokens with itself; 0: all.
-    """
-
-    scale: float
-    softcap: float = 0.0
-    window: int = 0
 
 
 def paged_attention(
@@ -101,7 +74,8 @@ def paged_attention(
     devices that do not fit.
     """
     _check(q, k_cache, v_cache, scales)
-    _check_step(q, page_table, positions, work)
+    group = q.shape[1] // k_cache.shape[2]
+    _check_step(q, page_table, positions, work, tiles, group)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not len(q):
         return out
@@ -127,7 +101,7 @@ def paged_attention(
         if len(items):
             programs = min(len(items) * k_cache.shape[2], most_programs(q.device))
             chunk_attention_kernel[(programs,)](
-                q, *caches, positions, items, count, work.members, work.part_start, parts, stats,
+                q, *caches, positions, items, count, work.lookup, work.part_start, parts, stats,
                 work.num_parts, *numbers,
                 **compiled, **form(tiles, tile), num_warps=tile.num_warps, **OPTIONS,
             )  # fmt: skip
@@ -206,16 +180,21 @@ def most_programs(device: torch.device) -> int:
 
 
 def _check_step(
-    q: torch.Tensor, page_table: torch.Tensor, positions: torch.Tensor, work: Work
+    q: torch.Tensor,
+    page_table: torch.Tensor,
+    positions: torch.Tensor,
+    work: Work,
+    tiles: AttentionTiles,
+    group: int,
 ) -> None:
     shapes = {
         "page_table": (page_table, (page_table.shape[0], page_table.shape[-1])),
         "positions": (positions, (len(q),)),
         "work.tiles": (work.tiles, (len(work.tiles), 4)),
-        "work.narrow": (work.narrow, (len(work.narrow), 4)),
-        "work.wide": (work.wide, (len(work.wide), 4)),
+        "work.narrow": (work.narrow, (len(work.narrow), ITEM_HEAD + tiles.narrow.block_m // group)),
+        "work.wide": (work.wide, (len(work.wide), ITEM_HEAD + tiles.wide.block_m // group)),
         "work.counts": (work.counts, (2,)),
-        "work.members": (work.members, (len(work.members),)),
+        "work.lookup": (work.lookup, (len(page_table) + len(q),)),
         "work.part_start": (work.part_start, (len(q) + 1,)),
     }
     for name, (tensor, shape) in shapes.items():

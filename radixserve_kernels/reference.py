@@ -6,39 +6,42 @@ be read, not to be fast: arithmetic is done in float64, attention row by row.
 
 import torch
 
+from radixserve_kernels.attention_options import Options
+
 
 def paged_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     page_table: torch.Tensor,
-    row_start: torch.Tensor,
-    kv_len: torch.Tensor,
-    *,
-    scale: float,
-    max_new: int,
+    positions: torch.Tensor,
+    token_slot: torch.Tensor,
+    options: Options,
 ) -> torch.Tensor:
-    """Causal attention of each row's new tokens over all its tokens; returns [T, Hq, D] like q.
+    """Causal attention of new tokens over the tokens of their rows; returns [T, Hq, D] like q.
 
-    Arguments as in `radixserve_kernels.paged_attention`. Raises ValueError if a row has more new
-    tokens than `max_new`.
+    Arguments as in `radixserve_kernels.paged_attention`, but who computes what: token_slot [T] is
+    the row of `page_table` that a token belongs to. An fp8 cache is given `dequantised`.
     """
     group = q.shape[1] // k_cache.shape[2]
     page_size = k_cache.shape[1]
-    starts = row_start.tolist()
     out = torch.empty_like(q)
-    for row, length in enumerate(kv_len.tolist()):
-        start, stop = starts[row], starts[row + 1]
-        if stop - start > max_new:
-            raise ValueError(f"row {row} has {stop - start} new tokens, max_new is {max_new}")
-        pages = page_table[row, : -(-length // page_size)].long()
+    for slot in token_slot.unique().tolist():
+        tokens = (token_slot == slot).nonzero()[:, 0]
+        last = positions[tokens].long()
+        length = int(last.max()) + 1
+        pages = page_table[slot, : -(-length // page_size)].long()
         k = k_cache[pages].flatten(0, 1)[:length].double().repeat_interleave(group, 1)
         v = v_cache[pages].flatten(0, 1)[:length].double().repeat_interleave(group, 1)
-        score = torch.einsum("thd,shd->hts", q[start:stop].double(), k) * scale
+        score = torch.einsum("thd,shd->hts", q[tokens].double(), k) * options.scale
+        if options.softcap:
+            score = options.softcap * (score / options.softcap).tanh()
         position = torch.arange(length, device=q.device)
-        hidden = position[None, :] > position[length - (stop - start) :, None]  # [new, length]
+        hidden = position > last[:, None]  # [new, length]
+        if options.window:
+            hidden |= position <= last[:, None] - options.window
         weight = score.masked_fill(hidden, -torch.inf).softmax(-1)
-        out[start:stop] = torch.einsum("hts,shd->thd", weight, v).to(q.dtype)
+        out[tokens] = torch.einsum("hts,shd->thd", weight, v).to(q.dtype)
     return out
 
 

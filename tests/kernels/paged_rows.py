@@ -4,7 +4,14 @@ import math
 import mmap
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+
+from radixserve_kernels import reference
+from radixserve_kernels.attention_options import Options
+from radixserve_kernels.attention_plan import Planner
+from radixserve_kernels.paged_attention import Work, paged_attention
+from radixserve_kernels.tiles import attention_tiles, chip_of
 
 # Largest error of a (token, head) vector, relative to its length, against float64.
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
@@ -22,27 +29,83 @@ class PagedRows:
     k_cache: torch.Tensor
     v_cache: torch.Tensor
     page_table: torch.Tensor
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None  # of an fp8 cache
 
-    def attend(self, op, requests, *, max_new=0):
-        """`op` on rows [(row, new tokens, length), ...] as one batch; one output per request."""
-        q = torch.cat([self.queries[row][length - new : length] for row, new, length in requests])
-        return op(
-            q, self.k_cache, self.v_cache, *self.tables(requests),
-            scale=q.shape[2] ** -0.5, max_new=max_new or max(new for _, new, _ in requests),
-        ).split([new for _, new, _ in requests])  # fmt: skip
+    def attend(self, requests, *, tiles=None, options=None, max_parts=10**6):
+        """The op on rows [(row, new tokens, length), ...] as one batch; one output per request."""
+        step = self.step(requests)
+        options = options or Options(step.q.shape[2] ** -0.5)
+        tiles = tiles or self.tiles()
+        work = self.work(requests, tiles, max_parts)
+        return paged_attention(
+            step.q, self.k_cache, self.v_cache, step.table, step.positions, work, tiles, options,
+            self.scales,
+        ).split(step.news)  # fmt: skip
 
-    def tables(self, requests):
-        """page_table, row_start and kv_len of a batch of requests."""
+    def expected(self, requests, *, options=None):
+        """What the twin makes of it in float64."""
+        step = self.step(requests)
+        options = options or Options(step.q.shape[2] ** -0.5)
+        caches = [self.k_cache, self.v_cache]
+        if self.scales is not None:
+            caches = [reference.dequantised(*pair) for pair in zip(caches, self.scales)]
+        return reference.paged_attention(
+            step.q.double(), *(cache.double() for cache in caches),
+            step.table, step.positions, step.token_slot, options,
+        ).split(step.news)  # fmt: skip
+
+    def step(self, requests):
+        """The tensors of a batch of requests; the i-th has slot i."""
         device = self.page_table.device
-        news = torch.tensor([0] + [new for _, new, _ in requests])
-        row_start = news.cumsum(0).to(device, torch.int32)
-        kv_len = torch.tensor([length for *_, length in requests], dtype=torch.int32).to(device)
-        return self.page_table[[row for row, *_ in requests]], row_start, kv_len
+        news = [new for _, new, _ in requests]
+        starts = [length - new for _, new, length in requests]
+        positions = [torch.arange(start, start + new) for start, new in zip(starts, news)]
+        return Step(
+            q=torch.cat([self.queries[row][length - new : length] for row, new, length in requests]),
+            table=self.page_table[[row for row, *_ in requests]],
+            positions=torch.cat(positions).to(device, torch.int32),
+            token_slot=torch.arange(len(news)).repeat_interleave(torch.tensor(news)).to(device),
+            news=news,
+            starts=starts,
+        )
 
-    def doubled(self):
-        """The same rows in float64, for the reference."""
-        queries = [q.double() for q in self.queries]
-        return PagedRows(queries, self.k_cache.double(), self.v_cache.double(), self.page_table)
+    def tiles(self):
+        _, page_size, kv_heads, head_size = self.k_cache.shape
+        q = self.queries[0]
+        return attention_tiles(
+            chip_of(q.device), q.element_size(), head_size, q.shape[1] // kv_heads, page_size,
+            self.k_cache.element_size(),
+        )  # fmt: skip
+
+    def work(self, requests, tiles, max_parts=10**6):
+        """The plan of a batch by a new planner, on the device."""
+        step = self.step(requests)
+        planner = Planner(
+            step.table.cpu().numpy(),
+            page_size=self.k_cache.shape[1],
+            group=self.queries[0].shape[1] // self.k_cache.shape[2],
+            tiles=tiles,
+            max_parts=max_parts,
+        )
+        plan = planner.plan(*(
+            np.array(x, np.int32) for x in (range(len(requests)), step.starts, step.news)
+        ))  # fmt: skip
+        return work_of(plan, self.page_table.device)
+
+
+def work_of(plan, device):
+    tensors = {name: torch.from_numpy(a).to(device) for name, a in plan.arrays().items()}
+    return Work(**tensors, num_parts=plan.num_parts)
+
+
+@dataclass
+class Step:
+    q: torch.Tensor
+    table: torch.Tensor
+    positions: torch.Tensor
+    token_slot: torch.Tensor
+    news: list[int]
+    starts: list[int]
 
 
 def paged_rows(lengths, heads, head_size, page_size, dtype, device, seed=0):
