@@ -60,6 +60,26 @@ def kv_write(
     v_cache[page, offset] = v[kept]
 
 
+def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [..., D] -> its e4m3fn codes [..., D] uint8, and a scale per vector [...] float32.
+
+    The scale is the least power of two from 2**-100 that brings the finite values to at most 448,
+    1 for none but zeros; what is not finite becomes NaN, the code 0x7F.
+    """
+    finite = x.isfinite()
+    largest = torch.where(finite, x, 0.0).double().abs().amax(-1)
+    mantissa, exponent = torch.frexp(largest / 448)  # mantissa in [0.5, 1)
+    exponent = (exponent - (mantissa == 0.5).int()).clamp(min=-100)
+    scale = torch.where(largest == 0, 1.0, torch.exp2(exponent.double()))
+    codes = (x.double() / scale[..., None]).clamp(-448, 448).float().to(torch.float8_e4m3fn)
+    return torch.where(finite, codes.view(torch.uint8), 0x7F).to(torch.uint8), scale.float()
+
+
+def dequantised(cache: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Codes [..., D] uint8 and scales [...] -> values [..., D] float32, exact."""
+    return cache.view(torch.float8_e4m3fn).float() * scale[..., None]
+
+
 def rms_norm(
     x: torch.Tensor,
     weight: torch.Tensor,
