@@ -48,6 +48,8 @@ def kv_write(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slots: torch.Tensor,
+    *,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
     """Write token t's K and V to slot slots[t] of every head, in place.
 
@@ -56,8 +58,12 @@ def kv_write(
     kept = slots >= 0
     page = slots[kept].long() // k_cache.shape[1]
     offset = slots[kept].long() % k_cache.shape[1]
-    k_cache[page, offset] = k[kept]
-    v_cache[page, offset] = v[kept]
+    if scales is None:
+        k_cache[page, offset] = k[kept]
+        v_cache[page, offset] = v[kept]
+    else:
+        k_cache[page, offset], scales[0][page, offset] = quantised(k[kept])
+        v_cache[page, offset], scales[1][page, offset] = quantised(v[kept])
 
 
 def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,6 +116,8 @@ def rope_kv_write(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slots: torch.Tensor,
+    *,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
     """Rotate q and k in place, worked out in float64; then write k and v as `kv_write` does.
 
@@ -119,4 +127,4 @@ def rope_kv_write(
     for x in (q, k):
         pairs = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)))
         x.copy_(torch.view_as_real(pairs * angle).flatten(-2))
-    kv_write(k, v, k_cache, v_cache, slots)
+    kv_write(k, v, k_cache, v_cache, slots, scales=scales)
