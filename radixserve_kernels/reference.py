@@ -86,6 +86,21 @@ def dequantised(cache: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return cache.view(torch.float8_e4m3fn).float() * scale[..., None]
 
 
+def matmul(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    uniform: bool = False,
+) -> torch.Tensor:
+    """x @ weight.T + bias, worked out in float64; `uniform` makes no difference to exact numbers.
+
+    Arguments as in `radixserve_kernels.matmul`.
+    """
+    out = x.double() @ weight.double().T
+    return (out if bias is None else out + bias.double()).to(x.dtype)
+
+
 def rms_norm(
     x: torch.Tensor,
     weight: torch.Tensor,
