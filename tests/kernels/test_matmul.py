@@ -1,4 +1,4 @@
-"""matmul against float64: awkward sizes, rows that lie apart, and the bits of a row in any batch."""
+"""matmul against float64: awkward sizes, rows that lie apart, a row's bits in any batch."""
 
 import itertools
 
