@@ -12,6 +12,8 @@ from msgspec import Struct
 from radixserve.messages import Row
 from radixserve.worker.slots import Slots
 
+SAMPLED_LAST = np.array([-1], dtype=np.int32)  # tokens of a row that goes on from the last one
+
 
 class Batch(Struct, frozen=True):
     """R rows with T tokens in all. Row r owns tokens [row_start[r], row_start[r + 1]).
@@ -34,9 +36,14 @@ class Batch(Struct, frozen=True):
 
 
 def build_batch(
-    rows: Sequence[Row], slots: Slots, *, page_size: int, device: torch.device
+    rows: Sequence[Row], slots: Slots, last_tokens: torch.Tensor, *, page_size: int
 ) -> Batch:
-    """Tensors for `rows` (at least one), whose pages are already in the slots' tables."""
+    """Tensors for `rows` (at least one), whose pages are already in the slots' tables.
+
+    They are on the device of `last_tokens` [max_slots] int32: what each slot sampled last, and
+    what an empty row computes. Its values are read by the device alone.
+    """
+    device = last_tokens.device
     pieces = [_tokens(row, slots) for row in rows]
     new = np.array([len(piece) for piece in pieces])
     start = np.array([row.start for row in rows])
@@ -54,8 +61,12 @@ def build_batch(
     def tensor(array: np.ndarray, dtype: type) -> torch.Tensor:
         return torch.from_numpy(array.astype(dtype, order="C")).to(device)
 
+    token_slot = tensor(np.repeat([row.slot for row in rows], new), np.int64)
+    tokens = tensor(np.concatenate(pieces), np.int32)
+    tokens = torch.where(tokens < 0, last_tokens.index_select(0, token_slot), tokens)
+
     return Batch(
-        tokens=tensor(np.concatenate(pieces), np.int64),
+        tokens=tokens.long(),
         positions=tensor(positions, np.int64),
         write_slots=tensor(write_slots, np.int64),
         row_start=tensor(row_start, np.int32),
@@ -122,12 +133,11 @@ def _live(rows: Sequence[Row]) -> bool:
 
 
 def _tokens(row: Row, slots: Slots) -> np.ndarray:
-    """The row's token ids; for an empty row the one that its slot sampled last."""
+    """The row's token ids; for an empty row a negative one, to be replaced on the device."""
     if row.tokens:
         return np.frombuffer(row.tokens, dtype=np.int32)
-    last = slots[row.slot].last_token
-    assert last >= 0, f"slot {row.slot} has no sampled token to continue from"
-    return np.array([last], dtype=np.int32)
+    assert slots[row.slot].sampled, f"slot {row.slot} has no sampled token to continue from"
+    return SAMPLED_LAST
 
 
 def _page_table(rows: Sequence[Row], slots: Slots, num_pages: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ from radixserve.worker.batch import Batch, Repeats, build_batch, plan_copies
 from radixserve.worker.kv_cache import KVCache, page_bytes
 from radixserve.worker.memory import PoolSize, free_memory, size_pool
 from radixserve.worker.resolve import DTYPES, resolve, step_tokens
-from radixserve.worker.sampling import sample
+from radixserve.worker.sampling import SAMPLERS, Sampled, Sampler
 from radixserve.worker.slots import Slots
 
 
@@ -54,6 +54,9 @@ class Runner:
             self._cache, pool = make_cache(self._decoder, config, free_bytes)
             self._slots = Slots(config.max_running_requests, -(-context_length // config.page_size))
             self._attention = backend(self._cache, spec.head_dim**-0.5)
+            self._sampler: Sampler = SAMPLERS[backend.sampler](
+                config.max_running_requests, spec.vocab_size, self._device
+            )
         with self._timed("warm-up"):
             self._warm_up()
         self.ready = WorkerReady(
@@ -77,27 +80,38 @@ class Runner:
     def run(self, step: RunStep) -> StepDone:
         """Compute one step. Free slots first, then admit, copy, and run the rows."""
         begin = time.perf_counter()
-        for freed in step.frees:
-            self._slots.free(freed)
-        for admit in step.admits:
-            self._slots.admit(admit)
-        for row in step.rows:
-            self._slots.append_pages(row)
+        self._change_slots(step)
         if not step.rows:
             return StepDone(step=step.step, tokens=b"", seconds=time.perf_counter() - begin)
-        batch = build_batch(step.rows, self._slots, page_size=self._page_size, device=self._device)
-        logits = self._decoder(batch.tokens, batch.positions, self._plan(step, batch), batch.wanted)
-        sampled = [index for index, row in enumerate(step.rows) if row.sample]
-        slots = [self._slots[step.rows[index].slot] for index in sampled]
-        tokens, logprobs = sample(logits, slots, batch.host_kv_len[sampled].tolist())
-        for slot, token in zip(slots, tokens, strict=True):
-            slot.record(max(token, 0))  # a lost row may be named by a step already sent
+        tokens, logprobs = self._compute(step)
         return StepDone(
             step=step.step,
-            tokens=pack(tokens),
-            logprobs=logprobs,
+            tokens=pack(tokens.tolist()),
+            logprobs=() if logprobs is None else logprobs.messages(len(tokens)),
             seconds=time.perf_counter() - begin,
         )
+
+    def _change_slots(self, step: RunStep) -> None:
+        for freed in step.frees:
+            self._slots.free(freed)
+            self._sampler.free(freed)
+        for admit in step.admits:
+            self._slots.admit(admit.slot)
+            self._sampler.admit(admit)
+        for row in step.rows:
+            self._slots.append_pages(row)
+
+    def _compute(self, step: RunStep) -> Sampled:
+        """The forward pass over the step's rows, and what they sample."""
+        batch = build_batch(
+            step.rows, self._slots, self._sampler.last_tokens, page_size=self._page_size
+        )
+        logits = self._decoder(batch.tokens, batch.positions, self._plan(step, batch), batch.wanted)
+        slots = [row.slot for row in step.rows if row.sample]
+        for slot in slots:
+            self._slots[slot].sampled = True
+        positions: list[int] = batch.host_kv_len[batch.host_sampled].tolist()
+        return self._sampler.sample(logits, slots, positions)
 
     def _plan(self, step: RunStep, batch: Batch) -> Attend:
         """The step's attention, once its copies from standing pages are made.

@@ -1,30 +1,20 @@
-"""What the worker remembers per slot: page table, sampling parameters, last token, token counts.
+"""What the worker remembers per slot: its page table, and whether it has sampled a token.
 
 Page tables are append-only. Nothing of a slot's former request survives `admit`. The runner calls
-`admit` and `free`; batch building reads the tables; sampling reads and records.
+`admit` and `free`; batch building reads the tables. What sampling needs is the sampler's.
 """
 
 import numpy as np
 from msgspec import Struct
 
-from radixserve.messages import Admit, Row, Sampling
+from radixserve.messages import Row
 
 
-class Slot(Struct, kw_only=True):
+class Slot(Struct):
     """One running request, as far as the worker knows it."""
 
-    sampling: Sampling
     num_pages: int = 0  # used entries of its page table
-    last_token: int = -1  # sampled last; -1: none yet
-    generated: int = 0  # answer tokens, those before a preemption included
-    counts: dict[int, int] = {}  # token -> times generated (0: in the prompt only), for penalties
-
-    def record(self, token: int) -> None:
-        """Take note of a newly sampled token."""
-        self.last_token = token
-        self.generated += 1
-        if self.sampling.needs_history:
-            self.counts[token] = self.counts.get(token, 0) + 1
+    sampled: bool = False  # whether a step that was submitted samples a token for it
 
 
 class Slots:
@@ -42,20 +32,10 @@ class Slots:
         assert found is not None, f"slot {slot} is used but no request was admitted to it"
         return found
 
-    def admit(self, admit: Admit) -> None:
+    def admit(self, slot: int) -> None:
         """Start a request in a free slot, with an empty page table."""
-        assert self._slots[admit.slot] is None, f"slot {admit.slot} is admitted twice"
-        history = np.frombuffer(admit.history, dtype=np.int32)
-        counts: dict[int, int] = {}
-        if admit.sampling.needs_history:
-            counts = dict.fromkeys(history.tolist(), 0)
-            for token in history[admit.prompt_len :].tolist():
-                counts[token] += 1
-        self._slots[admit.slot] = Slot(
-            sampling=admit.sampling,
-            generated=max(0, len(history) - admit.prompt_len),
-            counts=counts,
-        )
+        assert self._slots[slot] is None, f"slot {slot} is admitted twice"
+        self._slots[slot] = Slot()
 
     def free(self, slot: int) -> None:
         """Forget the slot's request."""

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixserve.messages import Admit, Row, Sampling, pack
+from radixserve.messages import Row, pack
 from radixserve.models.rotary import rotary_table, rotation
 from radixserve.models.spec import Rope
 from radixserve.worker.attention import BACKENDS
@@ -51,12 +51,13 @@ class Case:
         for slot, (start, new) in enumerate(rows):
             count = -(-(start + new) // page_size)
             pages, free = free[:count], free[count:]
-            slots.admit(Admit(slot, Sampling(seed=0)))
+            slots.admit(slot)
             row = Row(slot, start, pack([0] * new), pack(pages), sample=slot % 3 < 2)
             slots.append_pages(row)
             self.rows.append(row)
             self._fill(pages, start, generator)
-        self.batch = build_batch(self.rows, slots, page_size=page_size, device=CPU)
+        last = torch.zeros(len(rows), dtype=torch.int32)
+        self.batch = build_batch(self.rows, slots, last, page_size=page_size)
         self.tokens = len(self.batch.tokens)
         qkv = torch.randn(
             self.tokens, self.q_heads + 2 * self.kv_heads, HEAD_DIM, generator=generator

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from radixserve.messages import Admit, Row, Sampling, pack
+from radixserve.messages import Row, pack
 from radixserve.worker.batch import build_batch
 from radixserve.worker.slots import Slots
 
-GREEDY = Sampling(seed=0)
+LAST = torch.tensor([21, 22, 23, 24], dtype=torch.int32)  # sampled last, slot by slot
 
 
 def test_an_example_by_hand():
@@ -17,13 +17,13 @@ def test_an_example_by_hand():
         Row(0, 0, pack([9]), pack([5])),
     ]
     for row in first:
-        slots.admit(Admit(row.slot, GREEDY))
+        slots.admit(row.slot)
         slots.append_pages(row)
-    slots[0].record(21)
+    slots[0].sampled = True
     rows = [Row(2, 5, pack([16, 17, 18, 19]), pack([8])), Row(0, 1, b"")]
     for row in rows:
         slots.append_pages(row)
-    batch = build_batch(rows, slots, page_size=4, device=torch.device("cpu"))
+    batch = build_batch(rows, slots, LAST, page_size=4)
     assert batch.tokens.tolist() == [16, 17, 18, 19, 21]
     assert batch.positions.tolist() == [5, 6, 7, 8, 1]
     assert batch.write_slots.tolist() == [13, 14, 15, 32, 21]  # pages 7, 3, 8 and 5
@@ -37,30 +37,28 @@ def test_an_example_by_hand():
 
 def test_rows_that_do_not_sample_are_not_wanted():
     slots = Slots(1, 1)
-    slots.admit(Admit(0, GREEDY))
+    slots.admit(0)
     row = Row(0, 0, pack([1, 2]), pack([0]), False)
     slots.append_pages(row)
-    batch = build_batch([row], slots, page_size=4, device=torch.device("cpu"))
+    batch = build_batch([row], slots, LAST, page_size=4)
     assert batch.wanted.shape == (0,) and batch.wanted.dtype == torch.int64
 
 
-def test_history_counts_only_the_answer():
+def test_an_empty_row_needs_a_sampled_token():
     slots = Slots(1, 1)
-    sampling = Sampling(seed=0, presence_penalty=1.0)
-    slots.admit(Admit(0, sampling, pack([5, 6, 5, 7, 7]), 3))
-    assert slots[0].counts == {5: 0, 6: 0, 7: 2}
-    assert slots[0].generated == 2
-    slots[0].record(6)
-    assert slots[0].counts == {5: 0, 6: 1, 7: 2}
-    assert (slots[0].generated, slots[0].last_token) == (3, 6)
+    slots.admit(0)
+    row = Row(0, 0, b"", pack([0]))
+    slots.append_pages(row)
+    with pytest.raises(AssertionError, match="no sampled token"):
+        build_batch([row], slots, LAST, page_size=4)
 
 
 def test_misuse_is_an_assertion():
     slots = Slots(1, 2)
     with pytest.raises(AssertionError, match="no request was admitted"):
         slots[0]
-    slots.admit(Admit(0, GREEDY))
+    slots.admit(0)
     with pytest.raises(AssertionError, match="admitted twice"):
-        slots.admit(Admit(0, GREEDY))
+        slots.admit(0)
     with pytest.raises(AssertionError, match="more pages than the context"):
         slots.append_pages(Row(0, 0, b"", pack([1, 2, 3])))

@@ -28,6 +28,7 @@ class TorchPaged:
     """The `Attention` made of torch operators."""
 
     operators: ClassVar[str] = "torch"
+    sampler: ClassVar[str] = "torch"
 
     def __init__(self, cache: KVCache, scale: float) -> None:
         self._cache = cache

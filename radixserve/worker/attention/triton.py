@@ -16,6 +16,7 @@ class TritonPaged:
     """The `Attention` of `radixserve_kernels`. Imports triton when made, not before."""
 
     operators: ClassVar[str] = "triton"
+    sampler: ClassVar[str] = "torch"
 
     def __init__(self, cache: KVCache, scale: float) -> None:
         if cache.pages[0].device.type == "cpu":
