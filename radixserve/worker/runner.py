@@ -1,4 +1,4 @@
-"""The worker without its process: loads the model, owns the K/V cache, runs steps one by one.
+"""The worker without its process: loads the model, owns the K/V cache, runs steps in order.
 
 Called by the worker process and, in one process with the scheduler, by `llm.py`. Not thread-safe.
 """
@@ -19,6 +19,7 @@ from radixserve.worker.attention import BACKENDS, Attend
 from radixserve.worker.batch import Batch, Repeats, build_batch, plan_copies
 from radixserve.worker.kv_cache import KVCache, page_bytes
 from radixserve.worker.memory import PoolSize, free_memory, size_pool
+from radixserve.worker.pending import Pending
 from radixserve.worker.resolve import DTYPES, resolve, step_tokens
 from radixserve.worker.sampling import SAMPLERS, Sampled, Sampler
 from radixserve.worker.slots import Slots
@@ -77,19 +78,20 @@ class Runner:
         )
 
     @torch.inference_mode()
-    def run(self, step: RunStep) -> StepDone:
-        """Compute one step. Free slots first, then admit, copy, and run the rows."""
-        begin = time.perf_counter()
+    def submit(self, step: RunStep) -> Pending:
+        """Enqueue one step: free slots first, then admit, copy, and run the rows.
+
+        On a GPU this does not wait for earlier steps. Later steps may be submitted before the
+        result is taken, since what a row samples is read on the device.
+        """
+        pending = Pending(step.step, self._device)
         self._change_slots(step)
-        if not step.rows:
-            return StepDone(step=step.step, tokens=b"", seconds=time.perf_counter() - begin)
-        tokens, logprobs = self._compute(step)
-        return StepDone(
-            step=step.step,
-            tokens=pack(tokens.tolist()),
-            logprobs=() if logprobs is None else logprobs.messages(len(tokens)),
-            seconds=time.perf_counter() - begin,
-        )
+        pending.submitted(self._compute(step) if step.rows else None)
+        return pending
+
+    def run(self, step: RunStep) -> StepDone:
+        """Compute one step and wait for its result."""
+        return self.submit(step).result()
 
     def _change_slots(self, step: RunStep) -> None:
         for freed in step.frees:
