@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from radixserve.config import WorkerConfig
@@ -23,6 +24,7 @@ from radixserve.worker.pending import Pending
 from radixserve.worker.resolve import DTYPES, resolve, step_tokens
 from radixserve.worker.sampling import SAMPLERS, Sampled, Sampler
 from radixserve.worker.slots import Slots
+from radixserve.worker.upload import upload
 
 
 class Runner:
@@ -53,7 +55,8 @@ class Runner:
         spec, context_length = self._decoder.spec, self._decoder.context_length
         with self._timed("allocate pool"):
             self._cache, pool = make_cache(self._decoder, config, free_bytes)
-            self._slots = Slots(config.max_running_requests, -(-context_length // config.page_size))
+            max_pages = -(-context_length // config.page_size)
+            self._slots = Slots(config.max_running_requests, max_pages, self._device)
             self._attention = backend(self._cache, spec.head_dim**-0.5)
             self._sampler: Sampler = SAMPLERS[backend.sampler](
                 config.max_running_requests, spec.vocab_size, self._device
@@ -100,8 +103,7 @@ class Runner:
         for admit in step.admits:
             self._slots.admit(admit.slot)
             self._sampler.admit(admit)
-        for row in step.rows:
-            self._slots.append_pages(row)
+        self._slots.append_pages(step.rows)
 
     def _compute(self, step: RunStep) -> Sampled:
         """The forward pass over the step's rows, and what they sample."""
@@ -122,16 +124,16 @@ class Runner:
         """
         if all(row.copy_from < 0 for row in step.rows):
             return self._attention.plan(batch)
-        copies = plan_copies(step.rows, self._slots, self._page_size, batch.write_slots.tolist())
+        copies = plan_copies(
+            step.rows, self._slots, self._page_size, batch.host_write_slots.tolist()
+        )
         if copies.standing:
             self._cache.copy(copies.standing)
         if not copies.written:
             return self._attention.plan(batch)
-        repeats = Repeats(
-            places=torch.tensor(list(copies.written.keys()), device=self._device),
-            tokens=torch.tensor(list(copies.written.values()), device=self._device),
-        )
-        return self._attention.plan(batch, repeats)
+        written = {"places": list(copies.written.keys()), "tokens": list(copies.written.values())}
+        arrays = {name: np.array(numbers) for name, numbers in written.items()}
+        return self._attention.plan(batch, Repeats(**upload(arrays, self._device)))
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:

@@ -26,10 +26,10 @@ def row(slot: int, start: int, page: int, copy_from: int) -> Row:
 
 
 def slots_for(rows: list[Row]) -> Slots:
-    slots = Slots(len(rows), 1)
+    slots = Slots(len(rows), 1, torch.device("cpu"))
     for each in rows:
         slots.admit(each.slot)
-        slots.append_pages(each)
+        slots.append_pages([each])
     return slots
 
 
