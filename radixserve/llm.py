@@ -15,7 +15,6 @@ from radixserve.messages import (
     Namespace,
     Pinned,
     Rejected,
-    RunStep,
     Sampling,
     Submit,
     TokenLogprobs,
@@ -26,6 +25,7 @@ from radixserve.messages import (
 )
 from radixserve.models.hub import resolve
 from radixserve.scheduler.scheduler import Scheduler
+from radixserve.worker.pending import Pending
 from radixserve.worker.runner import Runner
 
 STEPS_AHEAD = 2  # as the scheduler process does it
@@ -80,14 +80,14 @@ class LLM:
         return list(answers.values())
 
     def _run(self, answers: dict[str, Answer]) -> None:
-        ordered: deque[RunStep] = deque()
+        pending: deque[Pending] = deque()
         while True:
-            while len(ordered) < STEPS_AHEAD and (step := self.scheduler.next_step()):
-                ordered.append(step)
+            while len(pending) < STEPS_AHEAD and (step := self.scheduler.next_step()):
+                pending.append(self.runner.submit(step))
             self._collect(answers)
-            if not ordered:
+            if not pending:
                 return
-            self.scheduler.done(self.runner.run(ordered.popleft()))
+            self.scheduler.done(pending.popleft().result())
 
     def _collect(self, answers: dict[str, Answer]) -> None:
         for _, message in self.scheduler.outbox:

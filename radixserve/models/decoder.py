@@ -94,8 +94,9 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, wanted: Tensor) -> Tensor:
         """Logits [S, vocab] float32 after the tokens at indices `wanted` [S] of this step.
 
-        `tokens` and `positions` are [T] int64; a position counts from the start of its request and
-        is below `context_length`. `attend` is called once per layer, in order, with all T tokens.
+        `tokens` and `positions` are [T]; all three hold int32 or int64. A position counts from the
+        start of its request and is below `context_length`. `attend` is called once per layer, in
+        order, with all T tokens.
         """
         spec, silu_mul = self.spec, self._operators.silu_mul
         rotated_heads = spec.num_heads + spec.num_kv_heads

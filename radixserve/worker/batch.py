@@ -11,61 +11,83 @@ from msgspec import Struct
 
 from radixserve.messages import Row
 from radixserve.worker.slots import Slots
+from radixserve.worker.upload import upload
+
+SAMPLED_LAST = np.array([-1], dtype=np.int32)  # tokens of a row that goes on from the last one
 
 
 class Batch(Struct, frozen=True):
     """R rows with T tokens in all. Row r owns tokens [row_start[r], row_start[r + 1]).
 
-    The `host_` fields repeat what backends plan with, as numpy arrays, so that planning never
-    waits for the device.
+    The tensors are int32. Row r's pages are `page_table[row_slot[r]]`. The `host_` fields repeat
+    what backends plan with, as numpy arrays, so that planning never waits for the device; the
+    table is the slots' own and changes with the next step.
     """
 
-    tokens: torch.Tensor  # [T] int64
-    positions: torch.Tensor  # [T] int64
-    write_slots: torch.Tensor  # [T] int64, page * page_size + offset
-    row_start: torch.Tensor  # [R + 1] int32
-    kv_len: torch.Tensor  # [R] int32, the new tokens included
-    page_table: torch.Tensor  # [R, max_pages] int32; past a row's pages any ids
-    wanted: torch.Tensor  # [S] int64, indices into T whose logits are sampled
+    tokens: torch.Tensor  # [T]
+    positions: torch.Tensor  # [T]
+    write_slots: torch.Tensor  # [T], page * page_size + offset
+    token_slot: torch.Tensor  # [T], the slot of each token's row
+    row_start: torch.Tensor  # [R + 1]
+    kv_len: torch.Tensor  # [R], the new tokens included
+    row_slot: torch.Tensor  # [R]
+    page_table: torch.Tensor  # [max_slots, max_pages]; past a row's pages any ids
+    wanted: torch.Tensor  # [S], indices into T whose logits are sampled
+    host_write_slots: np.ndarray  # [T] int64
     host_row_start: np.ndarray  # [R + 1] int64
     host_kv_len: np.ndarray  # [R] int64
-    host_page_table: np.ndarray  # [R, max_pages] int32
+    host_row_slot: np.ndarray  # [R] int64
+    host_page_table: np.ndarray  # [max_slots, max_pages] int32
     host_sampled: np.ndarray  # [S] int64, the rows whose last token is wanted
 
 
 def build_batch(
-    rows: Sequence[Row], slots: Slots, *, page_size: int, device: torch.device
+    rows: Sequence[Row], slots: Slots, last_tokens: torch.Tensor, *, page_size: int
 ) -> Batch:
-    """Tensors for `rows` (at least one), whose pages are already in the slots' tables."""
+    """Tensors for `rows` (at least one), whose pages are already in the slots' tables.
+
+    They are on the device of `last_tokens` [max_slots] int32: what each slot sampled last, and
+    what an empty row computes. Its values are read by the device alone.
+    """
     pieces = [_tokens(row, slots) for row in rows]
     new = np.array([len(piece) for piece in pieces])
     start = np.array([row.start for row in rows])
+    row_slot = np.array([row.slot for row in rows])
     row_start = np.concatenate(([0], np.cumsum(new)))
     kv_len = start + new
-    num_pages = -(-kv_len // page_size)
-    table = _page_table(rows, slots, num_pages)
+    _check_pages(rows, slots, -(-kv_len // page_size))
 
     row_of = np.repeat(np.arange(len(rows)), new)
+    token_slot = row_slot[row_of]
     positions = np.arange(row_start[-1]) - (row_start[:-1] - start)[row_of]
     page, offset = np.divmod(positions, page_size)
-    write_slots = table[row_of, page].astype(np.int64) * page_size + offset
+    write_slots = slots.page_table[token_slot, page].astype(np.int64) * page_size + offset
     sampled = np.flatnonzero([row.sample for row in rows])
-
-    def tensor(array: np.ndarray, dtype: type) -> torch.Tensor:
-        return torch.from_numpy(array.astype(dtype, order="C")).to(device)
-
+    arrays = {
+        "tokens": np.concatenate(pieces),
+        "positions": positions,
+        "write_slots": write_slots,
+        "token_slot": token_slot,
+        "row_start": row_start,
+        "kv_len": kv_len,
+        "row_slot": row_slot,
+        "wanted": row_start[1:][sampled] - 1,
+    }
+    tensors = upload(arrays, last_tokens.device)
+    tokens = tensors.pop("tokens")
+    if any(piece is SAMPLED_LAST for piece in pieces):
+        last = last_tokens.index_select(0, tensors["token_slot"])
+        tokens = torch.where(tokens < 0, last, tokens)
     return Batch(
-        tokens=tensor(np.concatenate(pieces), np.int64),
-        positions=tensor(positions, np.int64),
-        write_slots=tensor(write_slots, np.int64),
-        row_start=tensor(row_start, np.int32),
-        kv_len=tensor(kv_len, np.int32),
-        page_table=tensor(table, np.int32),
-        wanted=tensor(row_start[1:][sampled] - 1, np.int64),
+        tokens=tokens,
+        page_table=slots.device_table,
+        host_write_slots=write_slots,
         host_row_start=row_start,
         host_kv_len=kv_len,
-        host_page_table=table,
+        host_row_slot=row_slot,
+        host_page_table=slots.page_table,
         host_sampled=sampled,
+        **tensors,
     )
 
 
@@ -82,8 +104,8 @@ class Copies(Struct, frozen=True):
 class Repeats(Struct, frozen=True):
     """New tokens whose K/V are written to a second place: `Copies.written` on the device."""
 
-    places: torch.Tensor  # [N] int64, page * page_size + offset
-    tokens: torch.Tensor  # [N] int64, indices into T
+    places: torch.Tensor  # [N] int32, page * page_size + offset
+    tokens: torch.Tensor  # [N] int32, indices into T
 
 
 def plan_copies(
@@ -122,18 +144,14 @@ def _live(rows: Sequence[Row]) -> bool:
 
 
 def _tokens(row: Row, slots: Slots) -> np.ndarray:
-    """The row's token ids; for an empty row the one that its slot sampled last."""
+    """The row's token ids; for an empty row a negative one, to be replaced on the device."""
     if row.tokens:
         return np.frombuffer(row.tokens, dtype=np.int32)
-    last = slots[row.slot].last_token
-    assert last >= 0, f"slot {row.slot} has no sampled token to continue from"
-    return np.array([last], dtype=np.int32)
+    assert slots[row.slot].sampled, f"slot {row.slot} has no sampled token to continue from"
+    return SAMPLED_LAST
 
 
-def _page_table(rows: Sequence[Row], slots: Slots, num_pages: np.ndarray) -> np.ndarray:
-    """Page tables of the rows, [R, most pages of a row]."""
-    for row, pages in zip(rows, num_pages, strict=True):
+def _check_pages(rows: Sequence[Row], slots: Slots, num_pages: np.ndarray) -> None:
+    for row, pages in zip(rows, num_pages.tolist(), strict=True):
         have = slots[row.slot].num_pages
         assert have >= pages, f"slot {row.slot} has {have} pages but its row needs {pages}"
-    table: np.ndarray = slots.page_table[[row.slot for row in rows], : num_pages.max()]
-    return table

@@ -7,7 +7,10 @@ read and write it; the runner makes it.
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
+
+from radixserve.worker.upload import upload
 
 
 def page_bytes(
@@ -47,7 +50,8 @@ class KVCache:
         """
         _, halves, num_kv_heads, page_size, _ = self.pages[0].shape
         kv_head = torch.arange(halves * num_kv_heads, device=places.device)
-        page, offset = places[:, None] // page_size, places[:, None] % page_size
+        places = places[:, None].long()
+        page, offset = places // page_size, places % page_size
         return ((page * halves * num_kv_heads + kv_head) * page_size + offset).flatten()
 
     def copy(self, source_of: Mapping[int, int]) -> None:
@@ -55,9 +59,9 @@ class KVCache:
 
         All are read before any is written.
         """
-        device = self.pages[0].device
-        targets = self.vectors(torch.tensor(list(source_of.keys()), device=device))
-        sources = self.vectors(torch.tensor(list(source_of.values()), device=device))
+        pairs = np.array([*source_of.keys(), *source_of.values()]).reshape(2, -1)
+        places = upload({"places": pairs}, self.pages[0].device)["places"]
+        targets, sources = self.vectors(places[0]), self.vectors(places[1])
         for pages in self.pages:
             vectors = pages.view(-1, pages.shape[-1])
             vectors.index_copy_(0, targets, vectors.index_select(0, sources))

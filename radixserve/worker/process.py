@@ -1,13 +1,16 @@
 """The worker process: `python -m radixserve.worker.process CONFIG_JSON`, started by the launcher.
 
-Receives `RunStep`s, runs them in order, answers each with a `StepDone`. Ends on `Stop`, on a bug
-(with a traceback and exit code 1), or when its parent has died.
+Receives `RunStep`s, submits each as it arrives, and answers them in order with a `StepDone` as
+their results get ready. Ends on `Stop`, on a bug (with a traceback and exit code 1), or when its
+parent has died.
 """
 
 import logging
 import sys
 import time
+from collections import deque
 from pathlib import Path
+from typing import Protocol
 
 from radixserve.channel import Inbox, Outbox
 from radixserve.child import become_child, parent_alive
@@ -24,6 +27,9 @@ from radixserve.messages import (
 )
 
 POLL_SECONDS = 1.0  # how often an idle worker looks whether its parent is alive
+RESULT_SECONDS = 0.001  # how often the inbox is left to look for a result
+MOST_PENDING = 2  # steps: one that runs, and one for the device to go on with
+
 
 log = logging.getLogger("radixserve.worker")
 
@@ -64,15 +70,49 @@ def serve(
     startup = {"import torch": imported} | runner.startup
     scheduler.send([runner.ready])
     launch.send([Started(process="worker", startup=startup, detail=runner.detail)])
+    run_steps(config, runner, inbox, scheduler)
+    return True
+
+
+class Result(Protocol):
+    """A step that was submitted, as `pending.Pending`."""
+
+    def ready(self) -> bool: ...
+
+    def result(self) -> StepDone: ...
+
+
+class Steps(Protocol):
+    """What runs the steps, as `runner.Runner`."""
+
+    def submit(self, step: RunStep) -> Result: ...
+
+
+def run_steps(
+    config: Config, runner: Steps, inbox: Inbox[ToWorker], scheduler: Outbox[ToScheduler]
+) -> None:
+    """Run what arrives until told to stop, or until the parent is gone.
+
+    With MOST_PENDING steps pending, the next message could only be waited with, so the oldest
+    result is waited for.
+    """
+    pending: deque[Result] = deque()
+
+    def send(most: int) -> None:
+        """Send the results that are there, and wait until at most `most` steps are pending."""
+        while pending and (len(pending) > most or pending[0].ready()):
+            scheduler.send([pending.popleft().result()])
+
     while parent_alive(config.launcher):
-        for message in inbox.receive(POLL_SECONDS):
+        for message in inbox.receive(RESULT_SECONDS if pending else POLL_SECONDS):
             match message:
                 case RunStep():
-                    done: StepDone = runner.run(message)
-                    scheduler.send([done])
+                    send(MOST_PENDING - 1)
+                    pending.append(runner.submit(message))
+                    send(MOST_PENDING)
                 case Stop():
-                    return True
-    return True
+                    return
+        send(MOST_PENDING - 1)
 
 
 if __name__ == "__main__":

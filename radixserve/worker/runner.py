@@ -1,4 +1,4 @@
-"""The worker without its process: loads the model, owns the K/V cache, runs steps one by one.
+"""The worker without its process: loads the model, owns the K/V cache, runs steps in order.
 
 Called by the worker process and, in one process with the scheduler, by `llm.py`. Not thread-safe.
 """
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from radixserve.config import WorkerConfig
@@ -19,9 +20,11 @@ from radixserve.worker.attention import BACKENDS, Attend
 from radixserve.worker.batch import Batch, Repeats, build_batch, plan_copies
 from radixserve.worker.kv_cache import KVCache, page_bytes
 from radixserve.worker.memory import PoolSize, free_memory, size_pool
+from radixserve.worker.pending import Pending
 from radixserve.worker.resolve import DTYPES, resolve, step_tokens
-from radixserve.worker.sampling import sample
+from radixserve.worker.sampling import SAMPLERS, Sampled, Sampler
 from radixserve.worker.slots import Slots
+from radixserve.worker.upload import upload
 
 
 class Runner:
@@ -52,8 +55,12 @@ class Runner:
         spec, context_length = self._decoder.spec, self._decoder.context_length
         with self._timed("allocate pool"):
             self._cache, pool = make_cache(self._decoder, config, free_bytes)
-            self._slots = Slots(config.max_running_requests, -(-context_length // config.page_size))
+            max_pages = -(-context_length // config.page_size)
+            self._slots = Slots(config.max_running_requests, max_pages, self._device)
             self._attention = backend(self._cache, spec.head_dim**-0.5)
+            self._sampler: Sampler = SAMPLERS[backend.sampler](
+                config.max_running_requests, spec.vocab_size, self._device
+            )
         with self._timed("warm-up"):
             self._warm_up()
         self.ready = WorkerReady(
@@ -74,30 +81,41 @@ class Runner:
         )
 
     @torch.inference_mode()
+    def submit(self, step: RunStep) -> Pending:
+        """Enqueue one step: free slots first, then admit, copy, and run the rows.
+
+        On a GPU this does not wait for earlier steps. Later steps may be submitted before the
+        result is taken, since what a row samples is read on the device.
+        """
+        pending = Pending(step.step, self._device)
+        self._change_slots(step)
+        pending.submitted(self._compute(step) if step.rows else None)
+        return pending
+
     def run(self, step: RunStep) -> StepDone:
-        """Compute one step. Free slots first, then admit, copy, and run the rows."""
-        begin = time.perf_counter()
+        """Compute one step and wait for its result."""
+        return self.submit(step).result()
+
+    def _change_slots(self, step: RunStep) -> None:
         for freed in step.frees:
             self._slots.free(freed)
+            self._sampler.free(freed)
         for admit in step.admits:
-            self._slots.admit(admit)
-        for row in step.rows:
-            self._slots.append_pages(row)
-        if not step.rows:
-            return StepDone(step=step.step, tokens=b"", seconds=time.perf_counter() - begin)
-        batch = build_batch(step.rows, self._slots, page_size=self._page_size, device=self._device)
-        logits = self._decoder(batch.tokens, batch.positions, self._plan(step, batch), batch.wanted)
-        sampled = [index for index, row in enumerate(step.rows) if row.sample]
-        slots = [self._slots[step.rows[index].slot] for index in sampled]
-        tokens, logprobs = sample(logits, slots, batch.host_kv_len[sampled].tolist())
-        for slot, token in zip(slots, tokens, strict=True):
-            slot.record(max(token, 0))  # a lost row may be named by a step already sent
-        return StepDone(
-            step=step.step,
-            tokens=pack(tokens),
-            logprobs=logprobs,
-            seconds=time.perf_counter() - begin,
+            self._slots.admit(admit.slot)
+            self._sampler.admit(admit)
+        self._slots.append_pages(step.rows)
+
+    def _compute(self, step: RunStep) -> Sampled:
+        """The forward pass over the step's rows, and what they sample."""
+        batch = build_batch(
+            step.rows, self._slots, self._sampler.last_tokens, page_size=self._page_size
         )
+        logits = self._decoder(batch.tokens, batch.positions, self._plan(step, batch), batch.wanted)
+        slots = [row.slot for row in step.rows if row.sample]
+        for slot in slots:
+            self._slots[slot].sampled = True
+        positions: list[int] = batch.host_kv_len[batch.host_sampled].tolist()
+        return self._sampler.sample(logits, slots, positions)
 
     def _plan(self, step: RunStep, batch: Batch) -> Attend:
         """The step's attention, once its copies from standing pages are made.
@@ -106,16 +124,16 @@ class Runner:
         """
         if all(row.copy_from < 0 for row in step.rows):
             return self._attention.plan(batch)
-        copies = plan_copies(step.rows, self._slots, self._page_size, batch.write_slots.tolist())
+        copies = plan_copies(
+            step.rows, self._slots, self._page_size, batch.host_write_slots.tolist()
+        )
         if copies.standing:
             self._cache.copy(copies.standing)
         if not copies.written:
             return self._attention.plan(batch)
-        repeats = Repeats(
-            places=torch.tensor(list(copies.written.keys()), device=self._device),
-            tokens=torch.tensor(list(copies.written.values()), device=self._device),
-        )
-        return self._attention.plan(batch, repeats)
+        written = {"places": list(copies.written.keys()), "tokens": list(copies.written.values())}
+        arrays = {name: np.array(numbers) for name, numbers in written.items()}
+        return self._attention.plan(batch, Repeats(**upload(arrays, self._device)))
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:

@@ -1,40 +1,38 @@
-"""What the worker remembers per slot: page table, sampling parameters, last token, token counts.
+"""What the worker remembers per slot: its page table, and whether it has sampled a token.
 
 Page tables are append-only. Nothing of a slot's former request survives `admit`. The runner calls
-`admit` and `free`; batch building reads the tables; sampling reads and records.
+`admit` and `free`; batch building reads the tables. What sampling needs is the sampler's.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
+import torch
 from msgspec import Struct
 
-from radixserve.messages import Admit, Row, Sampling
+from radixserve.messages import INT32_BYTES, Row
+from radixserve.worker.upload import upload
 
 
-class Slot(Struct, kw_only=True):
+class Slot(Struct):
     """One running request, as far as the worker knows it."""
 
-    sampling: Sampling
     num_pages: int = 0  # used entries of its page table
-    last_token: int = -1  # sampled last; -1: none yet
-    generated: int = 0  # answer tokens, those before a preemption included
-    counts: dict[int, int] = {}  # token -> times generated (0: in the prompt only), for penalties
-
-    def record(self, token: int) -> None:
-        """Take note of a newly sampled token."""
-        self.last_token = token
-        self.generated += 1
-        if self.sampling.needs_history:
-            self.counts[token] = self.counts.get(token, 0) + 1
+    sampled: bool = False  # whether a step that was submitted samples a token for it
 
 
 class Slots:
-    """All slots, and their page tables as one array.
+    """All slots, and their page tables as one array, here and on the device.
 
-    `page_table` is [max_slots, max_pages] int32; entries past a slot's `num_pages` mean nothing.
+    `page_table` and `device_table` are [max_slots, max_pages] int32; entries past a slot's
+    `num_pages` mean nothing. On a CPU both are the same memory; on a GPU the device's table
+    changes in the order of the steps, behind those that were submitted.
     """
 
-    def __init__(self, max_slots: int, max_pages: int) -> None:
+    def __init__(self, max_slots: int, max_pages: int, device: torch.device) -> None:
         self.page_table = np.zeros((max_slots, max_pages), dtype=np.int32)
+        self.device_table = torch.from_numpy(self.page_table).to(device)
+        self._shared = device.type == "cpu"
         self._slots: list[Slot | None] = [None] * max_slots
 
     def __getitem__(self, slot: int) -> Slot:
@@ -42,30 +40,33 @@ class Slots:
         assert found is not None, f"slot {slot} is used but no request was admitted to it"
         return found
 
-    def admit(self, admit: Admit) -> None:
+    def admit(self, slot: int) -> None:
         """Start a request in a free slot, with an empty page table."""
-        assert self._slots[admit.slot] is None, f"slot {admit.slot} is admitted twice"
-        history = np.frombuffer(admit.history, dtype=np.int32)
-        counts: dict[int, int] = {}
-        if admit.sampling.needs_history:
-            counts = dict.fromkeys(history.tolist(), 0)
-            for token in history[admit.prompt_len :].tolist():
-                counts[token] += 1
-        self._slots[admit.slot] = Slot(
-            sampling=admit.sampling,
-            generated=max(0, len(history) - admit.prompt_len),
-            counts=counts,
-        )
+        assert self._slots[slot] is None, f"slot {slot} is admitted twice"
+        self._slots[slot] = Slot()
 
     def free(self, slot: int) -> None:
         """Forget the slot's request."""
         self._slots[slot] = None
 
-    def append_pages(self, row: Row) -> None:
-        """Append the row's new page ids to its slot's page table."""
-        pages = np.frombuffer(row.pages, dtype=np.int32)
-        slot = self[row.slot]
-        end = slot.num_pages + len(pages)
-        assert end <= self.page_table.shape[1], f"slot {row.slot} has more pages than the context"
-        self.page_table[row.slot, slot.num_pages : end] = pages
-        slot.num_pages = end
+    def append_pages(self, rows: Sequence[Row]) -> None:
+        """Append the rows' new page ids to their slots' page tables."""
+        max_pages = self.page_table.shape[1]
+        places = []
+        for row in rows:
+            if not row.pages:
+                continue
+            slot = self[row.slot]
+            start, end = slot.num_pages, slot.num_pages + len(row.pages) // INT32_BYTES
+            assert end <= max_pages, f"slot {row.slot} has more pages than the context"
+            self.page_table[row.slot, start:end] = np.frombuffer(row.pages, dtype=np.int32)
+            slot.num_pages = end
+            places.append(np.arange(row.slot * max_pages + start, row.slot * max_pages + end))
+        if places and not self._shared:
+            self._scatter(np.concatenate(places))
+
+    def _scatter(self, places: np.ndarray) -> None:
+        """Copy entries of the flat table to the device."""
+        ids = self.page_table.ravel()[places]
+        new = upload({"places": places, "ids": ids}, self.device_table.device)
+        self.device_table.view(-1).index_copy_(0, new["places"].long(), new["ids"])

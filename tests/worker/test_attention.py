@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixserve.messages import Admit, Row, Sampling, pack
+from radixserve.messages import Row, pack
 from radixserve.models.rotary import rotary_table, rotation
 from radixserve.models.spec import Rope
 from radixserve.worker.attention import BACKENDS
@@ -46,17 +46,18 @@ class Case:
         for pages in self.cache.pages:
             pages.fill_(float("nan"))
         free = list(range(NUM_PAGES)) if consecutive else random.permutation(NUM_PAGES).tolist()
-        slots = Slots(len(rows), NUM_PAGES)
+        slots = Slots(len(rows) + 1, NUM_PAGES, CPU)
         self.rows = []
-        for slot, (start, new) in enumerate(rows):
+        for slot, (start, new) in enumerate(rows, 1):
             count = -(-(start + new) // page_size)
             pages, free = free[:count], free[count:]
-            slots.admit(Admit(slot, Sampling(seed=0)))
-            row = Row(slot, start, pack([0] * new), pack(pages), sample=slot % 3 < 2)
-            slots.append_pages(row)
+            slots.admit(slot)
+            row = Row(slot, start, pack([0] * new), pack(pages), sample=slot % 3 > 0)
+            slots.append_pages([row])
             self.rows.append(row)
             self._fill(pages, start, generator)
-        self.batch = build_batch(self.rows, slots, page_size=page_size, device=CPU)
+        last = torch.zeros(len(rows) + 1, dtype=torch.int32)
+        self.batch = build_batch(self.rows, slots, last, page_size=page_size)
         self.tokens = len(self.batch.tokens)
         qkv = torch.randn(
             self.tokens, self.q_heads + 2 * self.kv_heads, HEAD_DIM, generator=generator
@@ -87,7 +88,7 @@ class Case:
             q,
             keys,
             values,
-            self.batch.page_table,
+            self.batch.page_table.index_select(0, self.batch.row_slot),
             self.batch.row_start,
             self.batch.kv_len,
             scale=0.3,

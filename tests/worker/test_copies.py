@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from radixserve.messages import Admit, Row, Sampling, pack, unpack
+from radixserve.messages import Row, Sampling, pack, unpack
 from radixserve.worker.attention import BACKENDS
 from radixserve.worker.batch import Copies, plan_copies
 from radixserve.worker.kv_cache import KVCache
@@ -26,10 +26,10 @@ def row(slot: int, start: int, page: int, copy_from: int) -> Row:
 
 
 def slots_for(rows: list[Row]) -> Slots:
-    slots = Slots(len(rows), 1)
+    slots = Slots(len(rows), 1, torch.device("cpu"))
     for each in rows:
-        slots.admit(Admit(each.slot, Sampling(seed=0)))
-        slots.append_pages(each)
+        slots.admit(each.slot)
+        slots.append_pages([each])
     return slots
 
 

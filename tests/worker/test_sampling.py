@@ -1,6 +1,8 @@
 """Sampling against plain definitions of each parameter, and independence of the batch."""
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -8,31 +10,51 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixserve.messages import Admit, Sampling, pack
-from radixserve.worker.sampling import CANDIDATES, invert, sample, uniform
-from radixserve.worker.slots import Slot, Slots
+from radixserve.messages import Admit, Sampling, TokenLogprobs, pack
+from radixserve.worker.sampling import SAMPLERS, Sampler
+from radixserve.worker.sampling.torch_sampler import CANDIDATES, invert, uniform
 
 VOCAB = 600  # more than CANDIDATES, so that both ways to truncate are taken
 GREEDY = Sampling(seed=0, temperature=0.0)
+CPU = torch.device("cpu")
 
 
 def logits_of(rows: int, seed: int = 0, spread: float = 3.0) -> torch.Tensor:
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * spread
 
 
-def slot(sampling: Sampling, prompt: list[int] = [], answer: list[int] = []) -> Slot:  # noqa: B006
-    slots = Slots(1, 1)
-    slots.admit(Admit(0, sampling, pack(prompt + answer), len(prompt)))
-    return slots[0]
+class Request(NamedTuple):
+    """What a sampler is told of a request."""
+
+    sampling: Sampling
+    prompt: Sequence[int] = ()
+    answer: Sequence[int] = ()
+
+
+def make(*requests: Request, sampler: str = "torch") -> Sampler:
+    """A sampler with the requests in its slots, in order."""
+    made = SAMPLERS[sampler](len(requests), VOCAB, CPU)
+    for slot, (sampling, prompt, answer) in enumerate(requests):
+        made.admit(Admit(slot, sampling, pack([*prompt, *answer]), len(prompt)))
+    return made
+
+
+def sample(
+    logits: torch.Tensor, requests: Sequence[Request], positions: Sequence[int]
+) -> tuple[list[int], tuple[TokenLogprobs | None, ...]]:
+    """What a fresh sampler chooses, as it reaches the scheduler."""
+    tokens, logprobs = make(*requests).sample(logits, range(len(requests)), positions)
+    assert tokens.dtype == torch.int32
+    return tokens.tolist(), () if logprobs is None else logprobs.messages(len(tokens))
 
 
 def one(logits: torch.Tensor, sampling: Sampling, position: int = 5, **history: list[int]) -> int:
-    return sample(logits[None].clone(), [slot(sampling, **history)], [position])[0][0]
+    return sample(logits[None].clone(), [Request(sampling, **history)], [position])[0][0]
 
 
 def draws(logits: torch.Tensor, sampling: Sampling, n: int = 400) -> list[int]:
     """Tokens at n positions."""
-    return sample(logits.repeat(n, 1), [slot(sampling)] * n, range(n))[0]
+    return sample(logits.repeat(n, 1), [Request(sampling)] * n, range(n))[0]
 
 
 def truncated(logits: torch.Tensor, s: Sampling) -> torch.Tensor:
@@ -79,7 +101,7 @@ def test_draw_is_the_inverse_of_the_truncated_distribution(sampling, seed):
 def test_a_row_does_not_depend_on_the_batch(batch, seed):
     logits = logits_of(len(batch), seed)
     positions = [3 * row + 1 for row in range(len(batch))]
-    together, _ = sample(logits.clone(), [slot(s) for s in batch], positions)
+    together, _ = sample(logits.clone(), [Request(s) for s in batch], positions)
     alone = [one(logits[row], s, positions[row]) for row, s in enumerate(batch)]
     assert together == alone
 
@@ -181,20 +203,41 @@ def test_penalties_equal_the_plain_reference(prompt, answer, repetition, presenc
     assert math.isclose(edited[got], edited[best], abs_tol=1e-5)
 
 
-def test_recorded_tokens_count_for_the_next_choice():
+def test_sampled_tokens_count_for_the_next_choice():
     logits = logits_of(1)[0]
     best, second = logits.topk(2).indices.tolist()
-    state = slot(Sampling(seed=0, temperature=0.0, frequency_penalty=100.0), prompt=[best])
-    assert sample(logits[None].clone(), [state], [1])[0] == [best]  # the prompt does not count
-    state.record(best)
-    assert sample(logits[None].clone(), [state], [2])[0] == [second]
+    once = Request(Sampling(seed=0, temperature=0.0, frequency_penalty=100.0), prompt=[best])
+    sampler = make(Request(GREEDY), once)
+    for expected in (best, second):  # the prompt does not count
+        assert sampler.sample(logits[None].clone(), [1], [1]).tokens.tolist() == [expected]
+        assert sampler.last_tokens.tolist() == [0, expected]
+
+
+def test_every_sampled_token_counts_towards_min_tokens():
+    logits = logits_of(1)[0]
+    best, second = logits.topk(2).indices.tolist()
+    sampler = make(Request(Sampling(seed=0, temperature=0.0, min_tokens=2, stop_ids=(best,))))
+    got = [sampler.sample(logits[None].clone(), [0], [1]).tokens.item() for _ in range(3)]
+    assert got == [second, second, best]
+
+
+def test_a_slot_remembers_nothing_of_its_former_request():
+    logits = logits_of(1)[0]
+    best = int(logits.argmax())
+    sampler = make(Request(Sampling(seed=0, temperature=0.0, presence_penalty=100.0)))
+    sampler.sample(logits[None].clone(), [0], [1])
+    sampler.free(0)
+    with pytest.raises(AssertionError, match="no request was admitted"):
+        sampler.sample(logits[None].clone(), [0], [1])
+    sampler.admit(Admit(0, Sampling(seed=0, temperature=0.0, presence_penalty=100.0)))
+    assert sampler.sample(logits[None].clone(), [0], [1]).tokens.tolist() == [best]
 
 
 def test_logprobs_are_of_the_raw_logits():
     logits = logits_of(3)
     sampling = Sampling(seed=3, temperature=3.0, top_k=5, logit_bias=((8, 50.0),), top_logprobs=4)
     expected = logits.log_softmax(-1)
-    slots = [slot(GREEDY), slot(sampling), slot(Sampling(seed=0, top_logprobs=0))]
+    slots = [Request(GREEDY), Request(sampling), Request(Sampling(seed=0, top_logprobs=0))]
     tokens, logprobs = sample(logits.clone(), slots, [1, 2, 3])
     assert logprobs[0] is None
     assert tokens[1] == 8
@@ -208,7 +251,7 @@ def test_logprobs_are_of_the_raw_logits():
 def test_logprobs_are_finite():
     logits = torch.full((1, VOCAB), -torch.inf)
     logits[0, 3] = 1.0
-    _, logprobs = sample(logits, [slot(Sampling(seed=0, top_logprobs=3))], [1])
+    _, logprobs = sample(logits, [Request(Sampling(seed=0, top_logprobs=3))], [1])
     assert logprobs[0].chosen == 0.0
     assert [p for _, p in logprobs[0].top] == [0.0, -9999.0, -9999.0]
 
@@ -216,17 +259,24 @@ def test_logprobs_are_finite():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=3, top_p=0.9, top_logprobs=2)])
 def test_a_row_without_finite_logits_is_lost_alone(bad, sampling):
-    alone, _ = sample(logits_of(1), [slot(sampling)], [1])
+    alone, _ = sample(logits_of(1), [Request(sampling)], [1])
     logits = logits_of(1).repeat(2, 1)
     logits[1, 4] = bad
-    tokens, _ = sample(logits, [slot(sampling), slot(sampling)], [1, 1])
+    tokens, _ = sample(logits, [Request(sampling), Request(sampling)], [1, 1])
     assert tokens == [*alone, -1]
+
+
+def test_the_last_token_of_a_lost_row_is_in_the_vocabulary():
+    sampler = make(Request(GREEDY))
+    lost = sampler.sample(torch.full((1, VOCAB), torch.nan), [0], [1])
+    assert lost.tokens.tolist() == [-1]
+    assert 0 <= sampler.last_tokens.item() < VOCAB
 
 
 def test_logits_that_an_edit_made_infinite_are_lost_alone():
     extreme = Sampling(seed=0, repetition_penalty=1e-39, top_logprobs=0)
-    expected, _ = sample(logits_of(1), [slot(Sampling(seed=0))], [1])
-    slots = [slot(extreme, prompt=list(range(VOCAB))), slot(Sampling(seed=0))]
+    expected, _ = sample(logits_of(1), [Request(Sampling(seed=0))], [1])
+    slots = [Request(extreme, prompt=list(range(VOCAB))), Request(Sampling(seed=0))]
     tokens, logprobs = sample(logits_of(1).repeat(2, 1), slots, [1, 1])
     assert tokens == [-1, *expected]
     assert logprobs[0] is not None
@@ -238,7 +288,7 @@ def test_almost_equal_tokens_do_not_change_places():
         logits = torch.zeros(2, VOCAB)
         logits[:, 5:9] = 6.0
         logits[1, 5:9] += torch.tensor([0.0, 3e-6, 1e-6, 2e-6])
-        tokens, _ = sample(logits, [slot(sampling)] * 2, [position] * 2)
+        tokens, _ = sample(logits, [Request(sampling)] * 2, [position] * 2)
         assert tokens[0] == tokens[1]
 
 

@@ -23,6 +23,7 @@ class Attention(Protocol):
     """
 
     operators: ClassVar[str]  # which of `models.operators.OPERATORS` the decoder uses with it
+    sampler: ClassVar[str]  # which of `worker.sampling.SAMPLERS` goes with it
 
     def __init__(self, cache: KVCache, scale: float) -> None: ...
 

@@ -28,6 +28,7 @@ class TorchPaged:
     """The `Attention` made of torch operators."""
 
     operators: ClassVar[str] = "torch"
+    sampler: ClassVar[str] = "torch"
 
     def __init__(self, cache: KVCache, scale: float) -> None:
         self._cache = cache
@@ -57,7 +58,8 @@ class TorchPaged:
             q, k = qk[:, : -v.shape[1]], qk[:, -v.shape[1] :]
             writer.write(pages, k, v)
             if repeats is not None:
-                self._cache.put(layer, repeats.places, k[repeats.tokens], v[repeats.tokens])
+                k, v = (x.index_select(0, repeats.tokens) for x in (k, v))
+                self._cache.put(layer, repeats.places, k, v)
             out = torch.empty_like(q)
             for part in parts if layer < last_layer else last:
                 part.attend(pages, q, out)
@@ -91,7 +93,7 @@ class KVWriter:
         begin += -start % page_size
         count = (end - begin) // page_size
         first = -(-start // page_size)
-        ids = batch.host_page_table[row, first : first + count]
+        ids = batch.host_page_table[batch.host_row_slot[row], first : first + count]
         if count > 1 and (np.diff(ids) == 1).all():
             tokens = slice(begin, begin + count * page_size)
             self._blocks.append((tokens, slice(int(ids[0]), int(ids[-1]) + 1)))
@@ -128,10 +130,7 @@ class DecodeRows:
         tokens = batch.host_row_start[np.concatenate(groups) + 1] - 1
         self._tokens = torch.from_numpy(tokens).to(scratch.device)
         self._sizes = [len(group) for group in groups]
-        self._readers = [
-            KVReader(batch.host_page_table[group], batch.host_kv_len[group], scratch)
-            for group in groups
-        ]
+        self._readers = [KVReader(group, batch, scratch) for group in groups]
         self._masks = [_padding_mask(batch.host_kv_len[group], scratch) for group in groups]
         self._scale = scale
 
@@ -158,11 +157,10 @@ class ExtendRow:
 
     def __init__(self, row: int, batch: Batch, scratch: "Scratch", scale: float) -> None:
         begin, end = batch.host_row_start[row : row + 2].tolist()
-        lengths = batch.host_kv_len[row : row + 1]
-        self._length = int(lengths[0])
+        self._length = int(batch.host_kv_len[row])
         self._cached = self._length - (end - begin)
         self._tokens = slice(begin, end)
-        self._reader = KVReader(batch.host_page_table[row : row + 1], lengths, scratch)
+        self._reader = KVReader(np.array([row]), batch, scratch)
         self._scratch = scratch
         self._scale = scale
         self._blocks: list[tuple[int, int, torch.Tensor]] = []  # first position, last + 1, mask
@@ -209,13 +207,14 @@ class ExtendRow:
 class KVReader:
     """Reads the K/V of some rows, whose places are the same in all layers."""
 
-    def __init__(self, page_table: np.ndarray, lengths: np.ndarray, scratch: "Scratch") -> None:
-        """`page_table` [rows, enough pages], `lengths` [rows]: tokens of each row."""
+    def __init__(self, rows: np.ndarray, batch: Batch, scratch: "Scratch") -> None:
         self._scratch = scratch
+        lengths = batch.host_kv_len[rows]
         self._longest = int(lengths.max())
         columns = -(-self._longest // scratch.page_size)
         kv_heads = np.arange(2 * scratch.num_kv_heads)[:, None]
-        pieces = page_table[:, None, :columns].astype(np.int64) * len(kv_heads) + kv_heads
+        pages = batch.host_page_table[batch.host_row_slot[rows], :columns].astype(np.int64)
+        pieces = pages[:, None] * len(kv_heads) + kv_heads
         self._shape = (len(lengths), 2, scratch.num_kv_heads, columns * scratch.page_size, -1)
         self._pieces = torch.from_numpy(pieces.ravel()).to(scratch.device)
         past = np.arange(columns * scratch.page_size) >= lengths[:, None]

@@ -16,6 +16,7 @@ class TritonPaged:
     """The `Attention` of `radixserve_kernels`. Imports triton when made, not before."""
 
     operators: ClassVar[str] = "triton"
+    sampler: ClassVar[str] = "torch"
 
     def __init__(self, cache: KVCache, scale: float) -> None:
         if cache.pages[0].device.type == "cpu":
@@ -34,6 +35,7 @@ class TritonPaged:
 
     def plan(self, batch: Batch, repeats: Repeats | None = None) -> Attend:
         max_new = int((batch.host_row_start[1:] - batch.host_row_start[:-1]).max())
+        page_table = batch.page_table.index_select(0, batch.row_slot)
 
         def attend(
             layer: int, qk: torch.Tensor, v: torch.Tensor, turn: torch.Tensor
@@ -42,13 +44,13 @@ class TritonPaged:
             q, k = qk[:, : -v.shape[1]], qk[:, -v.shape[1] :]
             self._rope_kv_write(q, k, v, turn.squeeze(1), keys, values, batch.write_slots)
             if repeats is not None:
-                again = repeats.tokens
-                self._kv_write(k[again], v[again], keys, values, repeats.places)
+                k, v = (x.index_select(0, repeats.tokens) for x in (k, v))
+                self._kv_write(k, v, keys, values, repeats.places)
             out: torch.Tensor = self._paged_attention(
                 q,
                 keys,
                 values,
-                batch.page_table,
+                page_table,
                 batch.row_start,
                 batch.kv_len,
                 scale=self._scale,

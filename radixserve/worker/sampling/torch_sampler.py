@@ -1,9 +1,7 @@
-"""From logits to the next tokens of a step's rows. Called by the runner; keeps no state.
+"""The sampler made of torch operators, with its state on the host: the real one on a CPU.
 
-Order: penalties, logit bias, masked stop ids (`edits.py`); then greedy, or temperature, top-k,
-top-p over what top-k left, min-p, and one draw. Every draw is the inverse of the distribution at a
-number that only (seed, position) decide, and rows never mix, so a seeded request repeats whatever
-its batch, its chunks and its preemptions.
+On a GPU greedy rows wait for nothing; rows that draw, or have penalties or a bias, wait for the
+device.
 """
 
 from collections.abc import Sequence
@@ -11,54 +9,83 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from radixserve.messages import Sampling, TokenLogprobs
-from radixserve.worker.edits import edit_logits
-from radixserve.worker.slots import Slot
+from radixserve.messages import Admit, Sampling
+from radixserve.worker.sampling.edits import edit_logits
+from radixserve.worker.sampling.sampler import LOGPROB_FLOOR, LOST, Logprobs, Sampled
+from radixserve.worker.sampling.state import SlotState, state_of
+from radixserve.worker.upload import upload
 
 GREEDY_BELOW = 1e-5  # temperatures that float32 cannot divide by
 CANDIDATES = 256  # a truncated row is first tried with its best tokens, sorted in full if too few
-LOGPROB_FLOOR = -9999.0  # JSON has no -Infinity
-LOST = -1  # in place of a token: the row has no finite logits
 
 
-def sample(
-    logits: torch.Tensor, slots: Sequence[Slot], positions: Sequence[int]
-) -> tuple[list[int], tuple[TokenLogprobs | None, ...]]:
-    """Tokens of S rows, and their log probabilities (empty if no row asked).
+class TorchSampler:
+    """The `Sampler` made of torch operators."""
 
-    `logits` [S, vocab] float32 is overwritten; `positions` [S] are where the tokens will stand.
-    Log probabilities are of the model's own logits, before any edit, temperature or truncation.
-    """
-    lost = _clear_lost(logits)
-    asked = [row for row, slot in enumerate(slots) if slot.sampling.top_logprobs >= 0]
-    raw = logits[asked].log_softmax(-1) if asked else None
-    edit_logits(logits, slots)
-    lost += _clear_lost(logits)
-    best, tokens = logits.max(-1)
-    drawn = [row for row, slot in enumerate(slots) if slot.sampling.temperature > GREEDY_BELOW]
-    if drawn:
-        index = torch.tensor(drawn, device=logits.device)
-        below_best = logits[index] - best[index, None]
-        tokens[index] = _draw(
-            below_best, [slots[row].sampling for row in drawn], [positions[row] for row in drawn]
-        )
-    chosen = tokens.tolist()
-    logprobs = () if raw is None else _logprobs(raw, asked, chosen, slots)
-    for row in lost:
-        chosen[row] = LOST
-    return chosen, logprobs
+    last_tokens: Tensor
+
+    def __init__(self, max_slots: int, vocab_size: int, device: torch.device) -> None:
+        self.last_tokens = torch.zeros(max_slots, dtype=torch.int32, device=device)
+        self._states: list[SlotState | None] = [None] * max_slots
+
+    def admit(self, admit: Admit) -> None:
+        self._states[admit.slot] = state_of(admit)
+
+    def free(self, slot: int) -> None:
+        self._states[slot] = None
+
+    def sample(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> Sampled:
+        states = [self._state(slot) for slot in slots]
+        lost = _clear_lost(logits)
+        asked = [row for row, state in enumerate(states) if state.sampling.top_logprobs >= 0]
+        raw = _take(logits, asked).log_softmax(-1) if asked else None
+        edit_logits(logits, states)
+        lost |= _clear_lost(logits)
+        best, tokens = logits.max(-1)
+        drawn = [row for row, s in enumerate(states) if s.sampling.temperature > GREEDY_BELOW]
+        if drawn:
+            index = torch.tensor(drawn, device=logits.device)
+            tokens[index] = _draw(
+                logits[index] - best[index, None],
+                [states[row].sampling for row in drawn],
+                [positions[row] for row in drawn],
+            )
+        self._record(slots, states, tokens)
+        logprobs = None if raw is None else _logprobs(raw, asked, tokens, states)
+        return Sampled(tokens.masked_fill(lost, LOST).int(), logprobs)
+
+    def _state(self, slot: int) -> SlotState:
+        state = self._states[slot]
+        assert state is not None, f"slot {slot} samples but no request was admitted to it"
+        return state
+
+    def _record(self, slots: Sequence[int], states: Sequence[SlotState], tokens: Tensor) -> None:
+        index = upload({"slots": np.array(slots)}, tokens.device)["slots"]
+        self.last_tokens.index_copy_(0, index.long(), tokens.int())
+        for state in states:
+            state.generated += 1
+        counting = [row for row, state in enumerate(states) if state.sampling.needs_history]
+        if counting:
+            for row, token in zip(counting, _take(tokens, counting).tolist(), strict=True):
+                states[row].record(token)
 
 
-def _clear_lost(logits: torch.Tensor) -> list[int]:
-    """Rows [S, vocab] whose logits are no finite numbers, which are set to 0.
+def _clear_lost(logits: Tensor) -> Tensor:
+    """[S] bool: rows of [S, vocab] whose logits are no finite numbers, which are set to 0.
 
     A number left the range of its dtype (float16 on some prompts), or weights are damaged. Only
     that request is lost: its neighbours and the server go on.
     """
     bad = ~logits.amax(-1).isfinite()
     logits.masked_fill_(bad[:, None], 0.0)
-    return bad.nonzero().flatten().tolist()
+    return bad
+
+
+def _take(rows: Tensor, wanted: Sequence[int]) -> Tensor:
+    index = upload({"rows": np.array(wanted)}, rows.device)["rows"]
+    return rows.index_select(0, index)
 
 
 def uniform(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
@@ -80,9 +107,7 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def _draw(
-    below_best: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]
-) -> torch.Tensor:
+def _draw(below_best: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> Tensor:
     """Tokens [n] int64 for logits [n, vocab] whose maximum is 0; overwrites them."""
     scaled = below_best.div_(_column([s.temperature for s in samplings], below_best))
     u = torch.from_numpy(uniform([s.seed for s in samplings], positions)).to(scaled.device)
@@ -98,9 +123,7 @@ def _draw(
     return tokens
 
 
-def _draw_truncated(
-    scaled: torch.Tensor, samplings: Sequence[Sampling], u: torch.Tensor
-) -> torch.Tensor:
+def _draw_truncated(scaled: Tensor, samplings: Sequence[Sampling], u: Tensor) -> Tensor:
     """As `_draw`, with top-k, top-p and min-p. Sorts only rows that need it."""
     total = scaled.exp().sum(-1, dtype=torch.float64)
     candidates = min(CANDIDATES, scaled.shape[1])
@@ -116,8 +139,8 @@ def _draw_truncated(
 
 
 def _truncate(
-    values: torch.Tensor, total: torch.Tensor, samplings: Sequence[Sampling]
-) -> tuple[torch.Tensor, torch.Tensor]:
+    values: Tensor, total: Tensor, samplings: Sequence[Sampling]
+) -> tuple[Tensor, Tensor]:
     """Weights [n, K] of the best K tokens, zero where cut off, and whether K were enough [n].
 
     `values` [n, K]: scaled logits, best (0) first; `total` [n]: weight of the whole vocabulary.
@@ -135,7 +158,7 @@ def _truncate(
     return weights * keep, complete
 
 
-def _pick(ids: torch.Tensor, weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+def _pick(ids: Tensor, weights: Tensor, u: Tensor) -> Tensor:
     """The ids [n] at which the distribution over ids [n, K] reaches u [n].
 
     In the order of the ids, not of the weights: tokens of almost equal weight would change places
@@ -145,27 +168,22 @@ def _pick(ids: torch.Tensor, weights: torch.Tensor, u: torch.Tensor) -> torch.Te
     return ids.gather(1, invert(weights.gather(1, order), u)[:, None])[:, 0]
 
 
-def invert(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+def invert(weights: Tensor, u: Tensor) -> Tensor:
     """Inverse of the cumulative distribution of weights [n, K] at u [n]; never a zero weight."""
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     return torch.searchsorted(cumulative, (u * cumulative[:, -1])[:, None], right=True)[:, 0]
 
 
-def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
 
 
 def _logprobs(
-    raw: torch.Tensor, asked: Sequence[int], chosen: Sequence[int], slots: Sequence[Slot]
-) -> tuple[TokenLogprobs | None, ...]:
-    """Per row; None where not asked. `raw` [len(asked), vocab]: log probabilities."""
+    raw: Tensor, asked: Sequence[int], tokens: Tensor, states: Sequence[SlotState]
+) -> Logprobs:
+    """`raw` [len(asked), vocab]: log probabilities; `tokens` [S]: what all rows chose."""
     raw = raw.clamp_(min=LOGPROB_FLOOR)
-    tokens = torch.tensor([chosen[row] for row in asked], device=raw.device)
-    of_chosen = raw.gather(1, tokens[:, None])[:, 0].tolist()
-    wanted = [slots[row].sampling.top_logprobs for row in asked]
-    values, ids = (part.tolist() for part in raw.topk(min(max(wanted), raw.shape[1])))
-    found: list[TokenLogprobs | None] = [None] * len(slots)
-    for i, row in enumerate(asked):
-        top = zip(ids[i][: wanted[i]], values[i], strict=False)
-        found[row] = TokenLogprobs(of_chosen[i], tuple(top))
-    return tuple(found)
+    wanted = [min(states[row].sampling.top_logprobs, raw.shape[1]) for row in asked]
+    values, ids = raw.topk(max(wanted))
+    chosen = raw.gather(1, _take(tokens, asked)[:, None])[:, 0]
+    return Logprobs(asked, wanted, chosen, ids, values)

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from radixserve.worker.slots import Slot
+from radixserve.worker.sampling.state import SlotState
 
 
-def edit_logits(logits: torch.Tensor, slots: Sequence[Slot]) -> None:
+def edit_logits(logits: torch.Tensor, slots: Sequence[SlotState]) -> None:
     """Change rows of `logits` [S, vocab] float32 in place; `slots[i]` belongs to row i."""
     _penalise(logits, slots)
     _add_bias(logits, slots)
     _mask_stop_ids(logits, slots)
 
 
-def _penalise(logits: torch.Tensor, slots: Sequence[Slot]) -> None:
+def _penalise(logits: torch.Tensor, slots: Sequence[SlotState]) -> None:
     """Repetition (prompt and answer; Keskar et al. 2019, CTRL), frequency and presence (answer)."""
     rows = [row for row, slot in enumerate(slots) if slot.counts]
     if not rows:
@@ -37,7 +37,7 @@ def _penalise(logits: torch.Tensor, slots: Sequence[Slot]) -> None:
     logits[index] = found - _floats(logits, frequency * counts + presence * (counts > 0))
 
 
-def _add_bias(logits: torch.Tensor, slots: Sequence[Slot]) -> None:
+def _add_bias(logits: torch.Tensor, slots: Sequence[SlotState]) -> None:
     """OpenAI's `logit_bias`: added to the logits of the named tokens."""
     bias = [(row, *pair) for row, slot in enumerate(slots) for pair in slot.sampling.logit_bias]
     if not bias:
@@ -46,7 +46,7 @@ def _add_bias(logits: torch.Tensor, slots: Sequence[Slot]) -> None:
     logits.index_put_(_index(logits, rows, tokens), _floats(logits, amounts), accumulate=True)
 
 
-def _mask_stop_ids(logits: torch.Tensor, slots: Sequence[Slot]) -> None:
+def _mask_stop_ids(logits: torch.Tensor, slots: Sequence[SlotState]) -> None:
     """No stop id before `min_tokens`. The lowest finite number, as a row must keep a maximum."""
     masked = [
         (row, token)
