@@ -3,7 +3,7 @@
 The runner calls it once per step; the decoder and the attention backend read the result.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -16,39 +16,46 @@ from radixserve.worker.upload import upload
 SAMPLED_LAST = np.array([-1], dtype=np.int32)  # tokens of a row that goes on from the last one
 
 
-class Batch(Struct, frozen=True):
-    """R rows with T tokens in all. Row r owns tokens [row_start[r], row_start[r + 1]).
+class HostBatch(Struct, frozen=True):
+    """R rows with T tokens in all, as numpy arrays. Row r owns [row_start[r], row_start[r + 1]).
 
-    The tensors are int32. Row r's pages are `page_table[row_slot[r]]`. The `host_` fields repeat
-    what backends plan with, as numpy arrays, so that planning never waits for the device; the
-    table is the slots' own and changes with the next step.
+    Row r's pages are page_table[row_slot[r]]; the table is the slots' own, and changes with the
+    next step.
+    """
+
+    tokens: np.ndarray  # [T] int32; a negative one stands for what its slot sampled last
+    positions: np.ndarray  # [T] int64
+    write_slots: np.ndarray  # [T] int64, page * page_size + offset
+    token_slot: np.ndarray  # [T] int64, the slot of each token's row
+    row_start: np.ndarray  # [R + 1] int64
+    kv_len: np.ndarray  # [R] int64, the new tokens included
+    row_slot: np.ndarray  # [R] int64
+    page_table: np.ndarray  # [max_slots, max_pages] int32; past a row's pages any ids
+    sampled: np.ndarray  # [S] int64, the rows whose last token is wanted
+
+    @property
+    def wanted(self) -> np.ndarray:
+        """[S], indices into T whose logits are sampled."""
+        last: np.ndarray = self.row_start[1:][self.sampled] - 1
+        return last
+
+
+class Batch(Struct, frozen=True):
+    """What the device reads of a step, int32. `host` is the same on this side: who plans with it
+    never waits for the device.
     """
 
     tokens: torch.Tensor  # [T]
     positions: torch.Tensor  # [T]
-    write_slots: torch.Tensor  # [T], page * page_size + offset
-    token_slot: torch.Tensor  # [T], the slot of each token's row
-    row_start: torch.Tensor  # [R + 1]
-    kv_len: torch.Tensor  # [R], the new tokens included
-    row_slot: torch.Tensor  # [R]
-    page_table: torch.Tensor  # [max_slots, max_pages]; past a row's pages any ids
-    wanted: torch.Tensor  # [S], indices into T whose logits are sampled
-    host_write_slots: np.ndarray  # [T] int64
-    host_row_start: np.ndarray  # [R + 1] int64
-    host_kv_len: np.ndarray  # [R] int64
-    host_row_slot: np.ndarray  # [R] int64
-    host_page_table: np.ndarray  # [max_slots, max_pages] int32
-    host_sampled: np.ndarray  # [S] int64, the rows whose last token is wanted
+    write_slots: torch.Tensor  # [T]; a negative one: the token's K/V are not written
+    token_slot: torch.Tensor  # [T]
+    wanted: torch.Tensor  # [S]
+    page_table: torch.Tensor  # [max_slots, max_pages]
+    host: HostBatch
 
 
-def build_batch(
-    rows: Sequence[Row], slots: Slots, last_tokens: torch.Tensor, *, page_size: int
-) -> Batch:
-    """Tensors for `rows` (at least one), whose pages are already in the slots' tables.
-
-    They are on the device of `last_tokens` [max_slots] int32: what each slot sampled last, and
-    what an empty row computes. Its values are read by the device alone.
-    """
+def gather_rows(rows: Sequence[Row], slots: Slots, *, page_size: int) -> HostBatch:
+    """`rows` (at least one), whose pages are already in the slots' tables, as one batch."""
     pieces = [_tokens(row, slots) for row in rows]
     new = np.array([len(piece) for piece in pieces])
     start = np.array([row.start for row in rows])
@@ -61,34 +68,37 @@ def build_batch(
     token_slot = row_slot[row_of]
     positions = np.arange(row_start[-1]) - (row_start[:-1] - start)[row_of]
     page, offset = np.divmod(positions, page_size)
-    write_slots = slots.page_table[token_slot, page].astype(np.int64) * page_size + offset
-    sampled = np.flatnonzero([row.sample for row in rows])
-    arrays = {
-        "tokens": np.concatenate(pieces),
-        "positions": positions,
-        "write_slots": write_slots,
-        "token_slot": token_slot,
-        "row_start": row_start,
-        "kv_len": kv_len,
-        "row_slot": row_slot,
-        "wanted": row_start[1:][sampled] - 1,
-    }
-    tensors = upload(arrays, last_tokens.device)
-    tokens = tensors.pop("tokens")
-    if any(piece is SAMPLED_LAST for piece in pieces):
-        last = last_tokens.index_select(0, tensors["token_slot"])
-        tokens = torch.where(tokens < 0, last, tokens)
-    return Batch(
-        tokens=tokens,
-        page_table=slots.device_table,
-        host_write_slots=write_slots,
-        host_row_start=row_start,
-        host_kv_len=kv_len,
-        host_row_slot=row_slot,
-        host_page_table=slots.page_table,
-        host_sampled=sampled,
-        **tensors,
+    return HostBatch(
+        tokens=np.concatenate(pieces),
+        positions=positions,
+        write_slots=slots.page_table[token_slot, page].astype(np.int64) * page_size + offset,
+        token_slot=token_slot,
+        row_start=row_start,
+        kv_len=kv_len,
+        row_slot=row_slot,
+        page_table=slots.page_table,
+        sampled=np.flatnonzero([row.sample for row in rows]),
     )
+
+
+INPUTS = ("tokens", "positions", "write_slots", "token_slot", "wanted")
+
+
+def bring(host: HostBatch, last_tokens: torch.Tensor, page_table: torch.Tensor) -> Batch:
+    """The batch on the device of `last_tokens` and `page_table`, which are read by the device alone.
+
+    `last_tokens` [max_slots] int32: what each slot sampled last, and what an empty row computes.
+    """
+    tensors = upload({name: getattr(host, name) for name in INPUTS}, last_tokens.device)
+    tensors["tokens"] = with_last(tensors, last_tokens)
+    return Batch(**tensors, page_table=page_table, host=host)
+
+
+def with_last(tensors: Mapping[str, torch.Tensor], last_tokens: torch.Tensor) -> torch.Tensor:
+    """The tokens of a step's `INPUTS`, with the last ones of their slots where they stand."""
+    tokens = tensors["tokens"]
+    last = last_tokens.index_select(0, tensors["token_slot"])
+    return torch.where(tokens < 0, last, tokens)
 
 
 class Copies(Struct, frozen=True):

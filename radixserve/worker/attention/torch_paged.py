@@ -35,8 +35,8 @@ class TorchPaged:
         self._scale = scale
         self._scratch = Scratch(cache.pages[0])
 
-    def plan(self, batch: Batch, repeats: Repeats | None = None) -> Attend:
-        new = np.diff(batch.host_row_start)
+    def plan(self, host: HostBatch, repeats: Repeats | None = None) -> Attend:
+        new = np.diff(host.row_start)
         parts: list[Part] = [
             ExtendRow(row, batch, self._scratch, self._scale)
             for row in np.flatnonzero(new > 1).tolist()
@@ -45,8 +45,8 @@ class TorchPaged:
             parts.append(DecodeRows(np.flatnonzero(new == 1), batch, self._scratch, self._scale))
         # behind the last layer only the sampled rows' last tokens are looked at
         last: list[Part] = []
-        if len(batch.host_sampled):
-            last.append(DecodeRows(batch.host_sampled, batch, self._scratch, self._scale))
+        if len(host.sampled):
+            last.append(DecodeRows(host.sampled, batch, self._scratch, self._scale))
         last_layer = len(self._cache.pages) - 1
         writer = KVWriter(batch, self._cache)
 
@@ -74,10 +74,10 @@ class KVWriter:
     Whole pages whose ids follow each other are written as one block, all other tokens one by one.
     """
 
-    def __init__(self, batch: Batch, cache: KVCache) -> None:
+    def __init__(self, host: HostBatch, cache: KVCache) -> None:
         self._blocks: list[tuple[slice, slice]] = []  # (tokens of the step, pages)
-        single = np.ones(batch.host_row_start[-1], dtype=bool)
-        for row in np.flatnonzero(np.diff(batch.host_row_start) > cache.page_size).tolist():
+        single = np.ones(host.row_start[-1], dtype=bool)
+        for row in np.flatnonzero(np.diff(host.row_start) > cache.page_size).tolist():
             self._add_block(row, batch, cache.page_size, single)
         self._single: torch.Tensor | None = None
         slots = batch.write_slots
@@ -86,14 +86,14 @@ class KVWriter:
             slots = slots[self._single]
         self._vectors = cache.vectors(slots)
 
-    def _add_block(self, row: int, batch: Batch, page_size: int, single: np.ndarray) -> None:
+    def _add_block(self, row: int, host: HostBatch, page_size: int, single: np.ndarray) -> None:
         """Note the row's whole pages as a block, if their ids follow each other."""
-        begin, end = batch.host_row_start[row : row + 2].tolist()
-        start = int(batch.host_kv_len[row]) - (end - begin)
+        begin, end = host.row_start[row : row + 2].tolist()
+        start = int(host.kv_len[row]) - (end - begin)
         begin += -start % page_size
         count = (end - begin) // page_size
         first = -(-start // page_size)
-        ids = batch.host_page_table[batch.host_row_slot[row], first : first + count]
+        ids = host.page_table[host.row_slot[row], first : first + count]
         if count > 1 and (np.diff(ids) == 1).all():
             tokens = slice(begin, begin + count * page_size)
             self._blocks.append((tokens, slice(int(ids[0]), int(ids[-1]) + 1)))
@@ -123,15 +123,15 @@ class Part(Protocol):
 class DecodeRows:
     """The last tokens of rows, in groups of rows of similar length padded to the longest."""
 
-    def __init__(self, rows: np.ndarray, batch: Batch, scratch: "Scratch", scale: float) -> None:
-        num_pages = -(-batch.host_kv_len[rows] // scratch.page_size)
+    def __init__(self, rows: np.ndarray, host: HostBatch, scratch: "Scratch", scale: float) -> None:
+        num_pages = -(-host.kv_len[rows] // scratch.page_size)
         most = GROUP_BYTES * torch.get_num_threads() // scratch.page_bytes
         groups = [rows[group] for group in group_similar(num_pages.tolist(), most)]
-        tokens = batch.host_row_start[np.concatenate(groups) + 1] - 1
+        tokens = host.row_start[np.concatenate(groups) + 1] - 1
         self._tokens = torch.from_numpy(tokens).to(scratch.device)
         self._sizes = [len(group) for group in groups]
         self._readers = [KVReader(group, batch, scratch) for group in groups]
-        self._masks = [_padding_mask(batch.host_kv_len[group], scratch) for group in groups]
+        self._masks = [_padding_mask(host.kv_len[group], scratch) for group in groups]
         self._scale = scale
 
     def attend(self, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
@@ -155,9 +155,9 @@ class ExtendRow:
     are apart; they share K/V by a stride of 0.
     """
 
-    def __init__(self, row: int, batch: Batch, scratch: "Scratch", scale: float) -> None:
-        begin, end = batch.host_row_start[row : row + 2].tolist()
-        self._length = int(batch.host_kv_len[row])
+    def __init__(self, row: int, host: HostBatch, scratch: "Scratch", scale: float) -> None:
+        begin, end = host.row_start[row : row + 2].tolist()
+        self._length = int(host.kv_len[row])
         self._cached = self._length - (end - begin)
         self._tokens = slice(begin, end)
         self._reader = KVReader(np.array([row]), batch, scratch)
@@ -207,13 +207,13 @@ class ExtendRow:
 class KVReader:
     """Reads the K/V of some rows, whose places are the same in all layers."""
 
-    def __init__(self, rows: np.ndarray, batch: Batch, scratch: "Scratch") -> None:
+    def __init__(self, rows: np.ndarray, host: HostBatch, scratch: "Scratch") -> None:
         self._scratch = scratch
-        lengths = batch.host_kv_len[rows]
+        lengths = host.kv_len[rows]
         self._longest = int(lengths.max())
         columns = -(-self._longest // scratch.page_size)
         kv_heads = np.arange(2 * scratch.num_kv_heads)[:, None]
-        pages = batch.host_page_table[batch.host_row_slot[rows], :columns].astype(np.int64)
+        pages = host.page_table[host.row_slot[rows], :columns].astype(np.int64)
         pieces = pages[:, None] * len(kv_heads) + kv_heads
         self._shape = (len(lengths), 2, scratch.num_kv_heads, columns * scratch.page_size, -1)
         self._pieces = torch.from_numpy(pieces.ravel()).to(scratch.device)
