@@ -75,6 +75,13 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="Hugging Face checkpoint folder or GGUF file; default: the embedded SmolLM2"
         ),
     ] = ""
+    load_format: Annotated[
+        str,
+        Meta(
+            description="auto (safetensors), safetensors, or dummy: random weights for the folder's"
+            " config.json"
+        ),
+    ] = "auto"
     dtype: Annotated[
         str,
         Meta(description="auto (float32 on a CPU, bfloat16 on a GPU), float32, bfloat16, float16"),
@@ -82,6 +89,13 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     device: Annotated[str, Meta(description="auto, cpu or cuda")] = "auto"
     attention_backend: Annotated[
         str, Meta(description="auto (triton on a GPU, torch on a CPU), torch or triton")
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        str,
+        Meta(
+            description="auto (as --dtype), or fp8_e4m3: 8 bits a number, with a scale per token"
+            " and head"
+        ),
     ] = "auto"
     context_length: Annotated[
         int, Meta(description="longest prompt + answer; 0: what the model allows", ge=0)
@@ -139,9 +153,11 @@ PARTS: dict[str, type[Struct]] = {
     "worker": WorkerConfig,
 }
 CHOICES: dict[str, tuple[str, ...]] = {
+    "load_format": ("auto", "safetensors", "dummy"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "device": ("auto", "cpu", "cuda"),
     "attention_backend": ("auto", "torch", "triton"),
+    "kv_cache_dtype": ("auto", "fp8_e4m3"),
     "log_level": ("debug", "info", "warning", "error"),
 }
 

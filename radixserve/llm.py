@@ -48,7 +48,13 @@ class LLM:
     """A scheduler and a runner. The cache lives as long as the object."""
 
     def __init__(self, config: Config) -> None:
-        folder = resolve(config.worker.model_path, cache_home(), lambda line: None)
+        folder = resolve(
+            config.worker.model_path,
+            cache_home(),
+            lambda line: None,
+            tokenizer=False,
+            weights=config.worker.load_format != "dummy",
+        )
         self.runner = Runner(config.worker, Path(folder))
         self.scheduler = Scheduler(config.scheduler, self.runner.ready)
         self._submitted = 0

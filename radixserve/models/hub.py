@@ -33,10 +33,13 @@ PACKAGE_PARENT = Path(__file__).parents[2]
 Report = Callable[[str], None]
 
 
-def resolve(model_path: str, cache: Path, report: Report) -> Path:
+def resolve(
+    model_path: str, cache: Path, report: Report, *, tokenizer: bool = True, weights: bool = True
+) -> Path:
     """The checkpoint folder for `model_path`: "" (embedded model), a folder, or a .gguf file.
 
-    `cache` keeps converted files; `report` gets lines about slow steps. Raises ValueError for a
+    `cache` keeps converted files; `report` gets lines about slow steps; `tokenizer` and `weights`
+    say what the folder has to hold beside its config. Raises ValueError for a
     path that cannot be served and RuntimeError when the embedded model is absent or a conversion
     fails, each with a sentence for the user.
     """
@@ -48,7 +51,7 @@ def resolve(model_path: str, cache: Path, report: Report) -> Path:
             f"{model_path} is neither a folder nor a .gguf file. Checkpoints are not downloaded "
             f"here; for one on the Hugging Face hub run: hf download {model_path} --local-dir DIR"
         )
-    _check_files(path)
+    _check_files(path, tokenizer, weights)
     read_spec(path)
     return path
 
@@ -139,19 +142,19 @@ def _identity(file: Path) -> str:
     return digest.hexdigest()[:10]
 
 
-def _check_files(folder: Path) -> None:
+def _check_files(folder: Path, tokenizer: bool, weights: bool) -> None:
     if not (folder / "config.json").exists():
         raise ValueError(
             f"{folder} has no config.json: it is not the folder of a Hugging Face checkpoint. "
             "Give the folder that holds config.json, tokenizer.json and *.safetensors"
         )
-    if not (folder / "tokenizer.json").exists():
+    if tokenizer and not (folder / "tokenizer.json").exists():
         raise ValueError(
             f"{folder} has no tokenizer.json. Save the tokenizer there once with transformers: "
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
     names = ("model.safetensors", "model.safetensors.index.json")
-    if not any((folder / name).exists() for name in names):
+    if weights and not any((folder / name).exists() for name in names):
         raise ValueError(
             f"{folder} has no {' and no '.join(names)}. Download the safetensors weights, or make "
             "them with transformers: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"

@@ -14,11 +14,13 @@ from safetensors import safe_open
 from torch import Tensor
 
 from radixserve.models.decoder import Decoder
+from radixserve.models.dummy import fill_dummy
 from radixserve.models.operators import TORCH, Operators
 from radixserve.models.spec import ModelSpec, read_spec
 
 INDEX = "model.safetensors.index.json"
 SAMPLE_BYTES = 1024
+DUMMY = "dummy"  # the load format, and how the fingerprint begins
 # in old checkpoints: computed from the config here, or not part of the network
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")
 
@@ -30,11 +32,13 @@ def load(
     dtype: torch.dtype,
     context_length: int,
     operators: Operators = TORCH,
+    load_format: str = "auto",
 ) -> Decoder:
     """The model in `folder`, on `device` in `dtype`, for requests of up to `context_length` tokens.
 
-    0 means what the model allows. Each tensor is read once, straight to its place. Raises
-    ValueError that names tensors which are missing, unexpected or of another shape.
+    0 means what the model allows. `load_format` "dummy" reads no weights but makes some up. Each
+    tensor is read once, straight to the device. Raises ValueError that names tensors which are
+    missing, unexpected or of another shape.
     """
     spec = read_spec(folder)
     if not 0 <= context_length <= spec.max_position:
@@ -48,27 +52,25 @@ def load(
         context_length=context_length or spec.max_position,
         operators=operators,
     )
-    wanted = decoder.checkpoint_tensors()
-    unexpected = []
     with torch.inference_mode():
-        for name, tensor in _tensors(folder):
-            if name in wanted:
-                _fill(name, wanted.pop(name), tensor)
-            elif not _is_ignored(name, spec):
-                unexpected.append(name)
-    _complain(folder, "has no tensor", list(wanted))
-    _complain(folder, "has tensors this architecture does not know:", unexpected)
+        if load_format == DUMMY:
+            fill_dummy(decoder.checkpoint_tensors())
+        else:
+            _read(folder, device, decoder)
     decoder.weight_bytes = decoder.prepare()
     return decoder.eval()
 
 
-def fingerprint(folder: Path) -> str:
-    """16 hex digits that change with the config or the weights; the same wherever the folder lies.
+def fingerprint(folder: Path, load_format: str = "auto") -> str:
+    """16 characters that change with the config or the weights; the same wherever the folder lies.
 
-    Reads config.json, the header of each safetensors file and up to 1 KiB of each tensor, so it
-    takes milliseconds: two checkpoints that differ nowhere else would be taken for the same.
+    Hex digits, with "dummy" before them where the weights are. Reads config.json, the header of
+    each safetensors file and up to 1 KiB of each tensor, so it takes milliseconds: two checkpoints
+    that differ nowhere else would be taken for the same.
     """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
+    if load_format == DUMMY:
+        return f"{DUMMY}{digest.hexdigest()}"[:16]
     for path in weight_files(folder):
         with path.open("rb") as file:
             length = file.read(8)
@@ -96,9 +98,21 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+def _read(folder: Path, device: str, decoder: Decoder) -> None:
+    wanted = decoder.checkpoint_tensors()
+    unexpected = []
+    for name, tensor in _tensors(folder, device):
+        if name in wanted:
+            _fill(name, wanted.pop(name), tensor)
+        elif not _is_ignored(name, decoder.spec):
+            unexpected.append(name)
+    _complain(folder, "has no tensor", list(wanted))
+    _complain(folder, "has tensors this architecture does not know:", unexpected)
+
+
+def _tensors(folder: Path, device: str) -> Iterator[tuple[str, Tensor]]:
     for path in weight_files(folder):
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="pt", device=device) as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)
                 yield name, file.get_tensor(name)
 

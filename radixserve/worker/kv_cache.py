@@ -12,16 +12,23 @@ import torch
 
 from radixserve.worker.upload import upload
 
+FP8_CODES = torch.uint8  # float8 e4m3fn numbers, told by their bits
+SCALE_DTYPE = torch.float32
+
 
 def page_bytes(
     *, num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> int:
-    """Bytes of one page over all layers."""
-    return num_layers * page_size * 2 * num_kv_heads * head_dim * dtype.itemsize
+    """Bytes of one page over all layers, of a `KVCache` of this dtype."""
+    scale_bytes = SCALE_DTYPE.itemsize if dtype == FP8_CODES else 0
+    return num_layers * page_size * 2 * num_kv_heads * (head_dim * dtype.itemsize + scale_bytes)
 
 
 class KVCache:
     """Pages of all layers; `pages[layer]` is [num_pages, 2, Hkv, page_size, D], K at 0, V at 1.
+
+    With dtype FP8_CODES each vector of a head has a scale beside its codes, in `scales[layer]`
+    [num_pages, 2, Hkv, page_size] float32; otherwise `scales` is empty.
 
     Uninitialised: a page holds garbage (possibly NaN) until it is written, and whoever reads it
     must not let positions past a row's end take part, not even with weight zero. On a CPU memory
@@ -42,6 +49,10 @@ class KVCache:
         self.page_size = page_size
         shape = (num_pages, 2, num_kv_heads, page_size, head_dim)
         self.pages = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.scales = [
+            torch.empty(shape[:-1], dtype=SCALE_DTYPE, device=device)
+            for _ in range(num_layers if dtype == FP8_CODES else 0)
+        ]
 
     def vectors(self, places: torch.Tensor) -> torch.Tensor:
         """Where K and V of tokens at `places` [T] stand in a layer seen as vectors of one head.
@@ -62,12 +73,12 @@ class KVCache:
         pairs = np.array([*source_of.keys(), *source_of.values()]).reshape(2, -1)
         places = upload({"places": pairs}, self.pages[0].device)["places"]
         targets, sources = self.vectors(places[0]), self.vectors(places[1])
-        for pages in self.pages:
-            vectors = pages.view(-1, pages.shape[-1])
+        for pages in (*self.pages, *self.scales):
+            vectors = pages.flatten(0, 3)
             vectors.index_copy_(0, targets, vectors.index_select(0, sources))
 
     def put(self, layer: int, places: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write k and v [T, Hkv, D] of single tokens to `places` [T] of a layer."""
+        """Write k and v [T, Hkv, D] of single tokens, unscaled, to `places` [T] of a layer."""
         vectors = self.pages[layer].view(-1, k.shape[-1])
         vectors.index_copy_(0, self.vectors(places), torch.cat((k, v), 1).view(-1, k.shape[-1]))
 
@@ -78,3 +89,11 @@ class KVCache:
     def value(self, layer: int) -> torch.Tensor:
         """V of a layer, as `key`."""
         return self.pages[layer][:, 1].transpose(1, 2)
+
+    def key_scale(self, layer: int) -> torch.Tensor:
+        """Scales of K of a layer, a view [num_pages, page_size, Hkv]."""
+        return self.scales[layer][:, 0].transpose(1, 2)
+
+    def value_scale(self, layer: int) -> torch.Tensor:
+        """Scales of V of a layer, as `key_scale`."""
+        return self.scales[layer][:, 1].transpose(1, 2)

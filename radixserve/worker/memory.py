@@ -1,6 +1,8 @@
-"""How much memory is free and how many K/V pages fit in it. Allocates nothing.
+"""How much memory is free, what a step needs of it, and how many K/V pages fit. Allocates nothing.
 
-Called once by the runner, after the weights are loaded.
+The runner asks for the free memory before it loads the weights, and for the pool's size after.
+Weights and pool together get the share `--mem-fraction-static` of what was free, but never more
+than leaves `working_bytes` for the largest step and for CUDA graphs.
 """
 
 from pathlib import Path
@@ -8,7 +10,11 @@ from pathlib import Path
 import torch
 from msgspec import Struct
 
+from radixserve.models.spec import ModelSpec
 from radixserve.worker import cgroup
+
+LOGITS_COPIES = 4  # float32: logits, log probabilities, scaled ones, sorted ones
+GPU_FIXED_BYTES = 1 << 30
 
 
 class PoolSize(Struct, frozen=True, kw_only=True):
@@ -19,12 +25,18 @@ class PoolSize(Struct, frozen=True, kw_only=True):
     page_bytes: int  # over all layers
     free_bytes: int  # before the weights were loaded
     weight_bytes: int
+    working_bytes: int  # kept free for steps
     fraction: float  # of the free memory for weights and pool; 0: `max_total_tokens` was given
 
     def __str__(self) -> str:
         gib = 1 << 30
         why = "as asked for"
-        if self.fraction:
+        if self.fraction and self.free_bytes * self.fraction > self.free_bytes - self.working_bytes:
+            why = (
+                f"{self.free_bytes / gib:.1f} GiB free less {self.working_bytes / gib:.2f} GiB for"
+                f" a step and {self.weight_bytes / gib:.2f} GiB of weights"
+            )
+        elif self.fraction:
             why = (
                 f"{self.fraction:.2f} of {self.free_bytes / gib:.1f} GiB free"
                 f" less {self.weight_bytes / gib:.2f} GiB of weights"
@@ -42,9 +54,12 @@ def size_pool(
     max_total_tokens: int,
     free_bytes: int,
     weight_bytes: int,
+    working_bytes: int,
     fraction: float,
 ) -> PoolSize:
     """Pages for `max_total_tokens` rounded down, or for what the share of the free memory holds.
+
+    The share is cut to what leaves `working_bytes` free.
 
     Raises ValueError with a sentence for the operator if not even one page fits.
     """
@@ -55,12 +70,14 @@ def size_pool(
                 f"--max-total-tokens {max_total_tokens} is less than one page of {page_size} tokens"
             )
     else:
-        num_pages = int(free_bytes * fraction - weight_bytes) // page_bytes
+        share = min(int(free_bytes * fraction), free_bytes - working_bytes)
+        num_pages = (share - weight_bytes) // page_bytes
         if num_pages < 1:
             raise ValueError(
-                f"no memory for the K/V pool: {fraction:.2f} of {free_bytes} free bytes, less"
-                f" {weight_bytes} bytes of weights, does not hold a page of {page_bytes} bytes;"
-                " raise --mem-fraction-static or give --max-total-tokens"
+                f"no memory for the K/V pool: {fraction:.2f} of {free_bytes} free bytes (at most"
+                f" what leaves {working_bytes} for a step), less {weight_bytes} bytes of weights,"
+                f" does not hold a page of {page_bytes} bytes; raise --mem-fraction-static or"
+                " give --max-total-tokens"
             )
     return PoolSize(
         num_pages=num_pages,
@@ -68,8 +85,25 @@ def size_pool(
         page_bytes=page_bytes,
         free_bytes=free_bytes,
         weight_bytes=weight_bytes,
+        working_bytes=working_bytes,
         fraction=fraction,
     )
+
+
+def working_bytes(
+    spec: ModelSpec, *, tokens: int, rows: int, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Memory of a step of `tokens` tokens that samples for `rows` rows, estimated from above.
+
+    What one layer holds at once (layers reuse each other's memory), the logits with the copies that
+    sampling makes of them, and on a GPU a fixed sum for captured graphs (whose own activations
+    are those of a step of few tokens), workspaces of the products, and loaded kernels.
+    """
+    heads = 2 * spec.num_heads + 2 * spec.num_kv_heads  # queries, results, keys and values
+    layer = 4 * spec.hidden_size + heads * spec.head_dim + 3 * spec.intermediate_size
+    logits = rows * spec.vocab_size * (dtype.itemsize + LOGITS_COPIES * torch.float32.itemsize)
+    fixed = GPU_FIXED_BYTES if device.type == "cuda" else 0
+    return tokens * layer * dtype.itemsize + logits + fixed
 
 
 def free_memory(device: torch.device, root: Path = cgroup.ROOT) -> int:

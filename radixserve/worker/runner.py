@@ -14,12 +14,12 @@ import torch
 from radixserve.config import WorkerConfig
 from radixserve.messages import Admit, Row, RunStep, Sampling, StepDone, WorkerReady, pack
 from radixserve.models.decoder import Decoder
-from radixserve.models.load import fingerprint, load
+from radixserve.models.load import DUMMY, fingerprint, load
 from radixserve.models.operators import OPERATORS
-from radixserve.worker.attention import BACKENDS, Attend
+from radixserve.worker.attention import BACKENDS, Attend, Attention
 from radixserve.worker.batch import Batch, Repeats, build_batch, plan_copies
-from radixserve.worker.kv_cache import KVCache, page_bytes
-from radixserve.worker.memory import PoolSize, free_memory, size_pool
+from radixserve.worker.kv_cache import FP8_CODES, KVCache, page_bytes
+from radixserve.worker.memory import PoolSize, free_memory, size_pool, working_bytes
 from radixserve.worker.pending import Pending
 from radixserve.worker.resolve import DTYPES, resolve, step_tokens
 from radixserve.worker.sampling import SAMPLERS, Sampled, Sampler
@@ -42,7 +42,7 @@ class Runner:
         self.startup: dict[str, float] = {}
         self._page_size = config.page_size
         self._device = torch.device(config.device)
-        backend = BACKENDS[config.attention_backend]
+        backend = _backend(config)
         free_bytes = free_memory(self._device)
         with self._timed("load weights"):
             self._decoder = load(
@@ -51,6 +51,7 @@ class Runner:
                 dtype=DTYPES[config.dtype],
                 context_length=config.context_length,
                 operators=OPERATORS[backend.operators](self._device),
+                load_format=config.load_format,
             )
         spec, context_length = self._decoder.spec, self._decoder.context_length
         with self._timed("allocate pool"):
@@ -70,11 +71,12 @@ class Runner:
             step_tokens=step_tokens(config),
             context_length=context_length,
             vocab_size=spec.vocab_size,
-            fingerprint=fingerprint(folder),
+            fingerprint=fingerprint(folder, config.load_format),
             startup=self.startup,
         )
         self.detail = (
-            f"{spec.architecture}, {config.dtype} on {config.device} ({config.num_threads} threads,"
+            f"{spec.architecture}{' with dummy weights' if config.load_format == DUMMY else ''},"
+            f" {config.dtype} on {config.device} ({config.num_threads} threads,"
             f" {config.attention_backend} attention); {pool}; {config.max_running_requests} slots;"
             f" context of {context_length} tokens"
             f"{' (the model slides its window beyond)' if spec.sliding_window else ''}"
@@ -151,6 +153,18 @@ class Runner:
         self.run(RunStep(step=0, rows=(), frees=(0,)))
 
 
+def _backend(config: WorkerConfig) -> type[Attention]:
+    backend, wanted = BACKENDS[config.attention_backend], config.kv_cache_dtype
+    if wanted not in backend.kv_cache_dtypes:
+        able = [name for name, each in BACKENDS.items() if wanted in each.kv_cache_dtypes]
+        advice = f": it needs --attention-backend {' or '.join(able)}" if able else ""
+        raise ValueError(
+            f"--attention-backend {config.attention_backend} cannot do"
+            f" --kv-cache-dtype {wanted}{advice}"
+        )
+    return backend
+
+
 def make_cache(decoder: Decoder, config: WorkerConfig, free_bytes: int) -> tuple[KVCache, PoolSize]:
     """The K/V cache for `decoder`, sized by a resolved `config`.
 
@@ -164,13 +178,18 @@ def make_cache(decoder: Decoder, config: WorkerConfig, free_bytes: int) -> tuple
         "head_dim": spec.head_dim,
     }
     dtype = DTYPES[config.dtype]
+    device = torch.device(config.device)
+    tokens, rows = step_tokens(config), config.max_running_requests
+    working = working_bytes(spec, tokens=tokens, rows=rows, dtype=dtype, device=device)
+    if config.kv_cache_dtype != "auto":
+        dtype = FP8_CODES
     size = size_pool(
         page_size=config.page_size,
         page_bytes=page_bytes(**shape, dtype=dtype),
         max_total_tokens=config.max_total_tokens,
         free_bytes=free_bytes,
         weight_bytes=decoder.weight_bytes,
+        working_bytes=working,
         fraction=config.mem_fraction_static,
     )
-    device = torch.device(config.device)
     return KVCache(num_pages=size.num_pages, dtype=dtype, device=device, **shape), size

@@ -40,6 +40,16 @@ def test_missing_file_is_named(tmp_path, name):
         resolve(str(folder), tmp_path, print)
 
 
+def test_what_is_not_needed_may_be_missing(tmp_path):
+    folder = tiny_checkpoint(tmp_path)
+    (folder / "model.safetensors").unlink()
+    assert resolve(str(folder), tmp_path, print, weights=False) == folder
+    (folder / "tokenizer.json").unlink()
+    assert resolve(str(folder), tmp_path, print, tokenizer=False, weights=False) == folder
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        resolve(str(folder), tmp_path, print, weights=False)
+
+
 def test_unknown_path_says_how_to_download(tmp_path):
     with pytest.raises(ValueError, match="hf download org/name --local-dir"):
         resolve("org/name", tmp_path, print)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from radixserve.models.dummy import fill_dummy
 from radixserve.models.load import INDEX, fingerprint, load
 from tests.checkpoints import tiny_checkpoint
 
@@ -24,8 +25,9 @@ def folder(original, tmp_path):
     return shutil.copytree(original, tmp_path / "copy")
 
 
-def load_float32(folder, context_length=0):
-    return load(folder, device="cpu", dtype=torch.float32, context_length=context_length)
+def load_float32(folder, context_length=0, **changes):
+    given = {"device": "cpu", "dtype": torch.float32, "context_length": context_length}
+    return load(folder, **(given | changes))
 
 
 def change(folder, edit):
@@ -111,3 +113,46 @@ def test_fingerprint_follows_the_config(original, folder):
     config = json.loads((folder / "config.json").read_bytes())
     (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-5}))
     assert fingerprint(original) != fingerprint(folder)
+
+
+def test_dummy_weights_need_only_a_config(original, tmp_path):
+    shutil.copy(original / "config.json", tmp_path)
+    made, again = (load_float32(tmp_path, load_format="dummy") for _ in range(2))
+    for mine, other in zip(made.parameters(), again.parameters(), strict=True):
+        assert mine.equal(other)
+    assert made.norm.eq(1.0).all()
+    spread = made.embedding.std().item()
+    assert spread == pytest.approx(0.02, rel=0.05)
+    with pytest.raises(ValueError, match="has no model"):
+        load_float32(tmp_path)
+
+
+def test_dummy_weights_differ_from_tensor_to_tensor():
+    a, b, norm = (torch.empty(64, 64) for _ in range(3))
+    fill_dummy({"a.weight": [a], "b.weight": [b], "model.norm.weight": list(norm)})
+    assert not a.equal(b)
+    assert all(abs(x.mean()) < 0.002 and 0.018 < x.std() < 0.022 for x in (a, b))
+    assert norm.eq(1.0).all()
+
+
+@pytest.mark.parametrize("arch", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_dummy_weights_of_any_architecture_give_finite_logits(tmp_path, arch):
+    tiny_checkpoint(tmp_path, arch)
+    decoder = load_float32(tmp_path, load_format="dummy")
+    every = torch.arange(9)
+
+    def attend(layer, qk, v, turn):
+        return qk[:, : -v.shape[1]]
+
+    logits = decoder(every, every, attend, every)
+    assert logits.isfinite().all() and logits.std() > 0
+
+
+def test_fingerprint_says_that_weights_are_dummies(original, tmp_path):
+    shutil.copy(original / "config.json", tmp_path)
+    name = fingerprint(tmp_path, "dummy")
+    assert name == fingerprint(original, "dummy") != fingerprint(original)
+    assert name.startswith("dummy") and len(name) == 16
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-5}))
+    assert fingerprint(tmp_path, "dummy") != name

@@ -50,3 +50,19 @@ def test_directives_go_with_every_prompt_and_pins_are_answered(
     assert [(p.tokens, p.refused) for p in first.pins] == [(16, "")]
     assert [(p.tokens, p.refused) for p in second.pins] == [(0, "over the budget")]
     assert len(first.tokens) == len(second.tokens) == 1
+
+
+def test_dummy_weights_need_neither_weights_nor_a_tokenizer(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    worker = WorkerConfig(
+        model_path=str(tmp_path), load_format="dummy", max_total_tokens=256, num_threads=1
+    )
+    llm = LLM(Config(worker=worker))
+    assert "dummy weights" in llm.runner.detail
+    assert llm.runner.ready.fingerprint.startswith("dummy")
+    asked = Sampling(seed=0, temperature=0.0, top_logprobs=0)
+    (answer,) = llm.generate([[5, 6, 7]], asked, 4)
+    assert len(answer.tokens) == 4
+    assert all(each.chosen > -20 for each in answer.logprobs)

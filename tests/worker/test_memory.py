@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from radixserve.worker.memory import free_memory, size_pool
+from radixserve.models.spec import ModelSpec
+from radixserve.worker.memory import free_memory, size_pool, working_bytes
 from radixserve.worker.resolve import usable_cores
 
 GIB = 1 << 30
@@ -18,6 +19,7 @@ def size(**changes):
         "max_total_tokens": 0,
         "free_bytes": 100_000,
         "weight_bytes": 20_000,
+        "working_bytes": 10_000,
         "fraction": 0.5,
     }
     return size_pool(**(fields | changes))
@@ -31,6 +33,35 @@ def test_tokens_asked_for_are_rounded_down_to_pages():
 def test_share_of_free_memory_less_the_weights():
     assert size().num_pages == 30
     assert "0.50 of" in str(size())
+
+
+def test_a_step_has_room_whatever_the_share():
+    assert size(fraction=0.9).num_pages == 70
+    assert "0.90 of" in str(size(fraction=0.9))
+    assert size(fraction=0.95).num_pages == 70
+    assert "for a step" in str(size(fraction=0.95))
+    assert size(fraction=0.95, max_total_tokens=1600).num_pages == 100, "who asks gets"
+
+
+def test_what_a_step_needs_covers_its_largest_tensors():
+    spec = ModelSpec(
+        architecture="",
+        vocab_size=1000,
+        hidden_size=64,
+        intermediate_size=256,
+        num_layers=9,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        max_position=100,
+    )
+    half = {"dtype": torch.bfloat16, "device": torch.device("cpu")}
+    one = working_bytes(spec, tokens=1, rows=0, **half)
+    assert one == 2 * (4 * 64 + 12 * 16 + 3 * 256)
+    assert working_bytes(spec, tokens=50, rows=0, **half) == 50 * one
+    assert working_bytes(spec, tokens=50, rows=3, **half) == 50 * one + 3 * 1000 * (2 + 4 * 4)
+    gpu = half | {"device": torch.device("cuda")}
+    assert working_bytes(spec, tokens=1, rows=0, **gpu) == one + GIB
 
 
 @pytest.mark.parametrize("changes", [{"max_total_tokens": 15}, {"weight_bytes": 49_500}])

@@ -24,6 +24,7 @@ class Attention(Protocol):
 
     operators: ClassVar[str]  # which of `models.operators.OPERATORS` the decoder uses with it
     sampler: ClassVar[str]  # which of `worker.sampling.SAMPLERS` goes with it
+    kv_cache_dtypes: ClassVar[tuple[str, ...]]  # values of --kv-cache-dtype that it can do
 
     def __init__(self, cache: KVCache, scale: float) -> None: ...
 

@@ -29,6 +29,7 @@ class TorchPaged:
 
     operators: ClassVar[str] = "torch"
     sampler: ClassVar[str] = "torch"
+    kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("auto",)
 
     def __init__(self, cache: KVCache, scale: float) -> None:
         self._cache = cache

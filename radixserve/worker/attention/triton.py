@@ -17,6 +17,7 @@ class TritonPaged:
 
     operators: ClassVar[str] = "triton"
     sampler: ClassVar[str] = "torch"
+    kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("auto",)
 
     def __init__(self, cache: KVCache, scale: float) -> None:
         if cache.pages[0].device.type == "cpu":

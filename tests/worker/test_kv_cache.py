@@ -1,0 +1,54 @@
+"""The pages' memory: what a page counts, scales of float8 codes, and who refuses them."""
+
+import pytest
+import torch
+
+from radixserve.config import WorkerConfig
+from radixserve.worker.kv_cache import KVCache, page_bytes
+from radixserve.worker.runner import Runner
+
+SHAPE = {"num_layers": 3, "page_size": 4, "num_kv_heads": 2, "head_dim": 6}
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
+
+
+def make(dtype: torch.dtype) -> KVCache:
+    """Five pages of random content."""
+    cache = KVCache(num_pages=5, dtype=dtype, device=torch.device("cpu"), **SHAPE)
+    for tensor in (*cache.pages, *cache.scales):
+        tensor.copy_(torch.randint(0, 200, tensor.shape))
+    return cache
+
+
+@dtypes
+def test_a_page_counts_all_that_is_allocated_for_it(dtype):
+    cache = make(dtype)
+    allocated = sum(tensor.nbytes for tensor in (*cache.pages, *cache.scales))
+    assert 5 * page_bytes(dtype=dtype, **SHAPE) == allocated
+
+
+@dtypes
+def test_copies_take_a_token_with_its_scales(dtype):
+    cache = make(dtype)
+    before = [tensor.clone() for tensor in (*cache.pages, *cache.scales)]
+    cache.copy({4: 18, 18: 4, 9: 18})  # places: page 1 token 0, page 4 token 2, page 2 token 1
+    for tensor, old in zip((*cache.pages, *cache.scales), before, strict=True):
+        want = old.clone()
+        want[1, :, :, 0], want[4, :, :, 2] = old[4, :, :, 2], old[1, :, :, 0]
+        want[2, :, :, 1] = old[4, :, :, 2]
+        assert torch.equal(tensor, want)
+
+
+def test_scales_are_seen_as_the_codes_are():
+    cache = make(torch.uint8)
+    for layer in range(3):
+        assert cache.key(layer).shape == (5, 4, 2, 6)
+        for half, view in enumerate((cache.key_scale(layer), cache.value_scale(layer))):
+            assert view.shape == (5, 4, 2) and view.dtype == torch.float32
+            assert view[3, 1, 0] == cache.scales[layer][3, half, 0, 1]
+    assert make(torch.float32).scales == []
+
+
+def test_a_backend_without_float8_refuses_it(checkpoint):
+    config = WorkerConfig(device="cpu", attention_backend="torch", kv_cache_dtype="fp8_e4m3")
+    with pytest.raises(ValueError, match="--attention-backend torch cannot do --kv-cache-dtype"):
+        Runner(config, checkpoint)
