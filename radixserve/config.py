@@ -123,6 +123,17 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             ge=0,
         ),
     ] = 0
+    cuda_graph_max_bs: Annotated[
+        int,
+        Meta(
+            description="steps of up to so many tokens run as CUDA graphs (triton backend); 0: 256,"
+            " in the interpreter 8",
+            ge=0,
+        ),
+    ] = 0
+    disable_cuda_graph: Annotated[
+        bool, Meta(description="launch each kernel of a step by itself")
+    ] = False
     num_threads: Annotated[
         int, Meta(description="CPU threads of the worker; 0: the cores this process may use", ge=0)
     ] = 0

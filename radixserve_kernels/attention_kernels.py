@@ -310,7 +310,9 @@ def merge_kernel(
             at = (start + chunk).to(tl.int64) * HEADS + head
             chunk_peak = tl.load(STATS + at, mask=in_heads, other=0.0)
             chunk_total = tl.load(totals + at, mask=in_heads, other=0.0)
-            chunk_acc = tl.load(PARTS + (at * HEAD_SIZE)[:, None] + d[None, :], mask=mask, other=0.0)
+            chunk_acc = tl.load(
+                PARTS + (at * HEAD_SIZE)[:, None] + d[None, :], mask=mask, other=0.0
+            )
             peak, total, acc = _merged(peak, total, acc, chunk_peak, chunk_total, chunk_acc)
         out_at = (token.to(tl.int64) * HEADS + head) * HEAD_SIZE
         out = _result(total, acc).to(OUT.dtype.element_ty)

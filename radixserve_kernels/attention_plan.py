@@ -219,9 +219,7 @@ class Planner:
         if not count and group.key is not None:
             del self._known[group.key]
 
-    def _extend(
-        self, slots: Ints, first: Ints, start: Ints, new: Ints
-    ) -> tuple[Ints, Ints]:
+    def _extend(self, slots: Ints, first: Ints, start: Ints, new: Ints) -> tuple[Ints, Ints]:
         """Narrow and wide items for rows of several tokens, which are there for one step only."""
         reading: dict[Key, tuple[int, list[Ints]]] = {}  # -> slot, tokens
         rows = zip(slots.tolist(), first.tolist(), start.tolist(), new.tolist(), strict=True)
@@ -291,6 +289,6 @@ class _Items:
         self.changes += 1
 
     def drop(self, row: int) -> None:
-        self._rows[row] = NOBODY
+        self._rows[row, ITEM_HEAD:] = NOBODY
         self._free.append(row)
         self.changes += 1

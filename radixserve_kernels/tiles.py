@@ -7,7 +7,7 @@ the fewest "*" counts. Head sizes stand there as `padded`, and are at least 64.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from itertools import combinations
@@ -49,6 +49,10 @@ class AttentionTiles:
     narrow: Tile
     wide: Tile
     tile: Tile
+
+    def uniform(self) -> "AttentionTiles":
+        """The same without narrow tiles, whose matrix instructions are others on some chips."""
+        return replace(self, narrow=self.wide)
 
 
 def attention_tiles(
@@ -118,12 +122,6 @@ def _amd_chip(arch: str) -> str:
 def padded(head_size: int) -> int:
     """The power of two that holds `head_size`, at least 16: the least a matrix product takes."""
     return max(16, 1 << (head_size - 1).bit_length())
-
-
-def tile_for(itemsize: int, head_size: int, group: int, max_new: int) -> Tile:
-    """The tile for rows of up to `max_new` new tokens: the narrow one if it holds a whole row."""
-    tiles = attention_tiles("sm_80", itemsize, head_size, group, page_size=16)
-    return tiles.narrow if max_new * group <= tiles.narrow.block_m else tiles.tile
 
 
 Key = Mapping[str, int | str]

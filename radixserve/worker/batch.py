@@ -41,9 +41,7 @@ class HostBatch(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True):
-    """What the device reads of a step, int32. `host` is the same on this side: who plans with it
-    never waits for the device.
-    """
+    """What the device reads of a step, int32."""
 
     tokens: torch.Tensor  # [T]
     positions: torch.Tensor  # [T]
@@ -51,7 +49,6 @@ class Batch(Struct, frozen=True):
     token_slot: torch.Tensor  # [T]
     wanted: torch.Tensor  # [S]
     page_table: torch.Tensor  # [max_slots, max_pages]
-    host: HostBatch
 
 
 def gather_rows(rows: Sequence[Row], slots: Slots, *, page_size: int) -> HostBatch:
@@ -85,13 +82,13 @@ INPUTS = ("tokens", "positions", "write_slots", "token_slot", "wanted")
 
 
 def bring(host: HostBatch, last_tokens: torch.Tensor, page_table: torch.Tensor) -> Batch:
-    """The batch on the device of `last_tokens` and `page_table`, which are read by the device alone.
+    """The batch on the device, which alone reads `last_tokens` and `page_table`.
 
     `last_tokens` [max_slots] int32: what each slot sampled last, and what an empty row computes.
     """
     tensors = upload({name: getattr(host, name) for name in INPUTS}, last_tokens.device)
     tensors["tokens"] = with_last(tensors, last_tokens)
-    return Batch(**tensors, page_table=page_table, host=host)
+    return Batch(**tensors, page_table=page_table)
 
 
 def with_last(tensors: Mapping[str, torch.Tensor], last_tokens: torch.Tensor) -> torch.Tensor:

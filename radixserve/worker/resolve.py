@@ -29,6 +29,7 @@ def resolve(config: WorkerConfig) -> WorkerConfig:
         mem_fraction_static=config.mem_fraction_static or (0.85 if gpu else 0.3),
         max_running_requests=config.max_running_requests or (256 if gpu else 64),
         chunked_prefill_size=config.chunked_prefill_size or (4096 if gpu else 512),
+        cuda_graph_max_bs=config.cuda_graph_max_bs or (256 if gpu else 8),
         num_threads=config.num_threads or usable_cores(),
     )
 

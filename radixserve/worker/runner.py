@@ -16,8 +16,9 @@ from radixserve.messages import Admit, Row, RunStep, Sampling, StepDone, WorkerR
 from radixserve.models.decoder import Decoder
 from radixserve.models.load import DUMMY, fingerprint, load
 from radixserve.models.operators import OPERATORS
-from radixserve.worker.attention import BACKENDS, Attend, Attention
-from radixserve.worker.batch import Batch, Repeats, build_batch, plan_copies
+from radixserve.worker.attention import BACKENDS, Attention, Setting
+from radixserve.worker.batch import HostBatch, Repeats, gather_rows, plan_copies
+from radixserve.worker.forward import Forward, graph_sizes
 from radixserve.worker.kv_cache import FP8_CODES, KVCache, page_bytes
 from radixserve.worker.memory import PoolSize, free_memory, size_pool, working_bytes
 from radixserve.worker.pending import Pending
@@ -58,9 +59,24 @@ class Runner:
             self._cache, pool = make_cache(self._decoder, config, free_bytes)
             max_pages = -(-context_length // config.page_size)
             self._slots = Slots(config.max_running_requests, max_pages, self._device)
-            self._attention = backend(self._cache, spec.head_dim**-0.5)
+            setting = Setting(
+                self._cache,
+                DTYPES[config.dtype],
+                self._slots.page_table,
+                num_heads=spec.num_heads,
+                scale=spec.head_dim**-0.5,
+            )
+            self._attention: Attention = backend(setting)
             self._sampler: Sampler = SAMPLERS[backend.sampler](
                 config.max_running_requests, spec.vocab_size, self._device
+            )
+        with self._timed("capture graphs"):
+            self._forward = Forward(
+                self._decoder,
+                self._attention,
+                self._sampler.last_tokens,
+                self._slots.device_table,
+                graph_sizes(0 if config.disable_cuda_graph else config.cuda_graph_max_bs),
             )
         with self._timed("warm-up"):
             self._warm_up()
@@ -101,6 +117,7 @@ class Runner:
     def _change_slots(self, step: RunStep) -> None:
         for freed in step.frees:
             self._slots.free(freed)
+            self._attention.forget(freed)
             self._sampler.free(freed)
         for admit in step.admits:
             self._slots.admit(admit.slot)
@@ -109,33 +126,30 @@ class Runner:
 
     def _compute(self, step: RunStep) -> Sampled:
         """The forward pass over the step's rows, and what they sample."""
-        batch = build_batch(
-            step.rows, self._slots, self._sampler.last_tokens, page_size=self._page_size
-        )
-        logits = self._decoder(batch.tokens, batch.positions, self._plan(step, batch), batch.wanted)
+        host = gather_rows(step.rows, self._slots, page_size=self._page_size)
+        logits = self._forward.logits(host, self._copy(step, host))
         slots = [row.slot for row in step.rows if row.sample]
         for slot in slots:
             self._slots[slot].sampled = True
-        positions: list[int] = batch.host_kv_len[batch.host_sampled].tolist()
+        positions: list[int] = host.kv_len[host.sampled].tolist()
         return self._sampler.sample(logits, slots, positions)
 
-    def _plan(self, step: RunStep, batch: Batch) -> Attend:
-        """The step's attention, once its copies from standing pages are made.
+    def _copy(self, step: RunStep, host: HostBatch) -> Repeats | None:
+        """Make the step's copies from standing pages.
 
-        What is copied from pages that this very step fills is written twice, layer by layer.
+        What is copied from pages that this very step fills is returned, to be written twice, layer
+        by layer.
         """
         if all(row.copy_from < 0 for row in step.rows):
-            return self._attention.plan(batch)
-        copies = plan_copies(
-            step.rows, self._slots, self._page_size, batch.host_write_slots.tolist()
-        )
+            return None
+        copies = plan_copies(step.rows, self._slots, self._page_size, host.write_slots.tolist())
         if copies.standing:
             self._cache.copy(copies.standing)
         if not copies.written:
-            return self._attention.plan(batch)
+            return None
         written = {"places": list(copies.written.keys()), "tokens": list(copies.written.values())}
         arrays = {name: np.array(numbers) for name, numbers in written.items()}
-        return self._attention.plan(batch, Repeats(**upload(arrays, self._device)))
+        return Repeats(**upload(arrays, self._device))
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:

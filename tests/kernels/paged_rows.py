@@ -48,7 +48,9 @@ class PagedRows:
         options = options or Options(step.q.shape[2] ** -0.5)
         caches = [self.k_cache, self.v_cache]
         if self.scales is not None:
-            caches = [reference.dequantised(*pair) for pair in zip(caches, self.scales)]
+            caches = [
+                reference.dequantised(*pair) for pair in zip(caches, self.scales, strict=True)
+            ]
         return reference.paged_attention(
             step.q.double(), *(cache.double() for cache in caches),
             step.table, step.positions, step.token_slot, options,
@@ -59,9 +61,13 @@ class PagedRows:
         device = self.page_table.device
         news = [new for _, new, _ in requests]
         starts = [length - new for _, new, length in requests]
-        positions = [torch.arange(start, start + new) for start, new in zip(starts, news)]
+        positions = [
+            torch.arange(start, start + new) for start, new in zip(starts, news, strict=True)
+        ]
         return Step(
-            q=torch.cat([self.queries[row][length - new : length] for row, new, length in requests]),
+            q=torch.cat(
+                [self.queries[row][length - new : length] for row, new, length in requests]
+            ),
             table=self.page_table[[row for row, *_ in requests]],
             positions=torch.cat(positions).to(device, torch.int32),
             token_slot=torch.arange(len(news)).repeat_interleave(torch.tensor(news)).to(device),

@@ -1,4 +1,4 @@
-"""Whatever comes, goes and is shared: a plan computes every (token, chunk) once, on its own pages."""
+"""A plan computes every (token, chunk) once, on its own pages, whatever comes and is shared."""
 
 import numpy as np
 import pytest

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from radixserve.messages import Row, pack
 from radixserve.models.rotary import rotary_table, rotation
 from radixserve.models.spec import Rope
-from radixserve.worker.attention import BACKENDS
+from radixserve.worker.attention import BACKENDS, Setting
 from radixserve.worker.attention.torch_paged import group_similar
-from radixserve.worker.batch import build_batch
+from radixserve.worker.batch import bring, gather_rows
 from radixserve.worker.kv_cache import KVCache
 from radixserve.worker.slots import Slots
 from radixserve_kernels import reference
+from radixserve_kernels.attention_options import Options
 
 HEAD_DIM = 16
 NUM_PAGES = 64
@@ -57,7 +58,8 @@ class Case:
             self.rows.append(row)
             self._fill(pages, start, generator)
         last = torch.zeros(len(rows) + 1, dtype=torch.int32)
-        self.batch = build_batch(self.rows, slots, last, page_size=page_size)
+        self.host = gather_rows(self.rows, slots, page_size=page_size)
+        self.batch = bring(self.host, last, slots.device_table)
         self.tokens = len(self.batch.tokens)
         qkv = torch.randn(
             self.tokens, self.q_heads + 2 * self.kv_heads, HEAD_DIM, generator=generator
@@ -88,15 +90,17 @@ class Case:
             q,
             keys,
             values,
-            self.batch.page_table.index_select(0, self.batch.row_slot),
-            self.batch.row_start,
-            self.batch.kv_len,
-            scale=0.3,
-            max_new=self.tokens,
+            self.batch.page_table,
+            self.batch.positions,
+            self.batch.token_slot,
+            Options(0.3),
         )
 
     def check(self, backend: str) -> None:
-        attend = BACKENDS[backend](self.cache, 0.3).plan(self.batch)
+        setting = Setting(
+            self.cache, torch.float32, self.host.page_table, num_heads=self.q_heads, scale=0.3
+        )
+        attend = BACKENDS[backend](setting).plan(self.host).bind(self.batch)
         for layer in (1, 0):
             expected = self.expected(layer)
             got = attend(layer, *self.inputs(), self.turn)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from radixserve.messages import Row, pack
-from radixserve.worker.batch import Batch, build_batch
+from radixserve.worker.batch import Batch, bring, gather_rows
 from radixserve.worker.slots import Slots
 
 CPU = torch.device("cpu")
@@ -24,18 +24,20 @@ def test_an_example_by_hand():
     rows = [Row(2, 5, pack([16, 17, 18, 19]), pack([8])), Row(0, 1, b"")]
     for row in rows:
         slots.append_pages([row])
-    batch = build_batch(rows, slots, LAST, page_size=4)
+    host = gather_rows(rows, slots, page_size=4)
+    batch = bring(host, LAST, slots.device_table)
     assert batch.tokens.tolist() == [16, 17, 18, 19, 21]
     assert batch.positions.tolist() == [5, 6, 7, 8, 1]
     assert batch.write_slots.tolist() == [13, 14, 15, 32, 21]  # pages 7, 3, 8 and 5
-    assert batch.row_start.tolist() == [0, 4, 5]
-    assert batch.kv_len.tolist() == [9, 2]
-    assert batch.row_slot.tolist() == batch.host_row_slot.tolist() == [2, 0]
+    assert host.row_start.tolist() == [0, 4, 5]
+    assert host.kv_len.tolist() == [9, 2]
+    assert host.row_slot.tolist() == [2, 0]
+    assert host.sampled.tolist() == [0, 1]
     assert batch.token_slot.tolist() == [2, 2, 2, 2, 0]
     assert batch.page_table.tolist() == [[5, 0, 0, 0, 0], [0] * 5, [7, 3, 8, 0, 0], [0] * 5]
     assert batch.page_table.data_ptr() == slots.page_table.ctypes.data, "shared on a CPU"
     assert batch.wanted.tolist() == [3, 4]
-    tensors = (getattr(batch, name) for name in Batch.__struct_fields__ if name[:5] != "host_")
+    tensors = (getattr(batch, name) for name in Batch.__struct_fields__)
     assert all(t.dtype == torch.int32 and t.is_contiguous() for t in tensors)
 
 
@@ -44,7 +46,7 @@ def test_rows_that_do_not_sample_are_not_wanted():
     slots.admit(0)
     row = Row(0, 0, pack([1, 2]), pack([0]), False)
     slots.append_pages([row])
-    batch = build_batch([row], slots, LAST, page_size=4)
+    batch = bring(gather_rows([row], slots, page_size=4), LAST, slots.device_table)
     assert batch.wanted.shape == (0,) and batch.wanted.dtype == torch.int32
 
 
@@ -54,7 +56,7 @@ def test_an_empty_row_needs_a_sampled_token():
     row = Row(0, 0, b"", pack([0]))
     slots.append_pages([row])
     with pytest.raises(AssertionError, match="no sampled token"):
-        build_batch([row], slots, LAST, page_size=4)
+        gather_rows([row], slots, page_size=4)
 
 
 def test_new_pages_are_scattered_into_a_table_of_another_device():

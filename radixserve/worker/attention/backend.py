@@ -1,15 +1,43 @@
 """What an attention backend is. Implemented by the other files of this folder, one class each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Protocol
 
+import numpy as np
 import torch
+from msgspec import Struct
 
-from radixserve.worker.batch import Batch, Repeats
+from radixserve.worker.batch import Batch, HostBatch, Repeats
 from radixserve.worker.kv_cache import KVCache
 
 # (layer, qk [T, Hq + Hkv, D], v [T, Hkv, D], turn [T, 1, D/2] complex64) -> [T, Hq, D]
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Setting(Struct, frozen=True):
+    """What is the same for all steps."""
+
+    cache: KVCache
+    dtype: torch.dtype  # of queries, and of K/V unless the cache holds codes
+    page_table: np.ndarray  # [max_slots, max_pages] int32, the slots' own
+    num_heads: int  # query heads
+    scale: float  # factor on q.k
+    deterministic: bool = False  # the same bits whatever the batch, on any GPU
+
+
+class StepPlan(Protocol):
+    """Who computes what in one step, known before anything of it is on the device."""
+
+    def bind(self, batch: Batch, repeats: Repeats | None = None) -> Attend:
+        """`repeats`: which K/V to write to a second place, before any row attends."""
+        ...
+
+    def fixed(self, num_tokens: int) -> Mapping[str, np.ndarray] | None:
+        """Arrays of `Attention.fixed_shapes` for this step, None if it does not fit them.
+
+        What else `Attention.bind_fixed` reads is brought to the device.
+        """
+        ...
 
 
 class Attention(Protocol):
@@ -26,8 +54,26 @@ class Attention(Protocol):
     sampler: ClassVar[str]  # which of `worker.sampling.SAMPLERS` goes with it
     kv_cache_dtypes: ClassVar[tuple[str, ...]]  # values of --kv-cache-dtype that it can do
 
-    def __init__(self, cache: KVCache, scale: float) -> None: ...
+    def __init__(self, setting: Setting) -> None: ...
 
-    def plan(self, batch: Batch, repeats: Repeats | None = None) -> Attend:
-        """`repeats`: which K/V to write to a second place, before any row attends."""
+    def forget(self, slot: int) -> None:
+        """The slot's request has ended; its page table will be another one."""
+        ...
+
+    def plan(self, host: HostBatch) -> StepPlan:
+        """Called once for each step, in order."""
+        ...
+
+    def fixed_shapes(self, num_tokens: int) -> Mapping[str, tuple[int, ...]] | None:
+        """Of the arrays that tell a step of up to `num_tokens` tokens from another.
+
+        None: this backend cannot work from the same memory in every step, as a CUDA graph does.
+        """
+        ...
+
+    def bind_fixed(self, batch: Batch, tensors: Mapping[str, torch.Tensor]) -> Attend:
+        """Attention as told by `tensors`, whatever they hold when it runs.
+
+        Tokens that a step has not get no results.
+        """
         ...

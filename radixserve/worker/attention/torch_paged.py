@@ -6,7 +6,7 @@ expanded. Indices and masks are made once per step; per layer a group costs one 
 and one `scaled_dot_product_attention`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import ClassVar, Protocol
 
@@ -15,8 +15,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from radixserve.models.rotary import rotate
-from radixserve.worker.attention.backend import Attend
-from radixserve.worker.batch import Batch, Repeats
+from radixserve.worker.attention.backend import Attend, Setting
+from radixserve.worker.batch import Batch, HostBatch, Repeats
 from radixserve.worker.kv_cache import KVCache
 
 GROUP_BYTES = 2 << 20  # most K/V gathered at once for several rows, per thread: stays in its cache
@@ -31,25 +31,38 @@ class TorchPaged:
     sampler: ClassVar[str] = "torch"
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("auto",)
 
-    def __init__(self, cache: KVCache, scale: float) -> None:
-        self._cache = cache
-        self._scale = scale
-        self._scratch = Scratch(cache.pages[0])
+    def __init__(self, setting: Setting) -> None:
+        self._cache = setting.cache
+        self._scale = setting.scale
+        self._scratch = Scratch(setting.cache.pages[0])
 
-    def plan(self, host: HostBatch, repeats: Repeats | None = None) -> Attend:
+    def forget(self, slot: int) -> None:
+        """Nothing is remembered."""
+
+    def plan(self, host: HostBatch) -> "TorchPlan":
+        return TorchPlan(self, host)
+
+    def fixed_shapes(self, num_tokens: int) -> None:
+        return None
+
+    def bind_fixed(self, batch: Batch, tensors: Mapping[str, torch.Tensor]) -> Attend:
+        raise NotImplementedError("the torch backend has no fixed shapes")
+
+    def attend(self, host: HostBatch, batch: Batch, repeats: Repeats | None) -> Attend:
+        """What `TorchPlan.bind` gives."""
         new = np.diff(host.row_start)
         parts: list[Part] = [
-            ExtendRow(row, batch, self._scratch, self._scale)
+            ExtendRow(row, host, self._scratch, self._scale)
             for row in np.flatnonzero(new > 1).tolist()
         ]
         if (new == 1).any():
-            parts.append(DecodeRows(np.flatnonzero(new == 1), batch, self._scratch, self._scale))
+            parts.append(DecodeRows(np.flatnonzero(new == 1), host, self._scratch, self._scale))
         # behind the last layer only the sampled rows' last tokens are looked at
         last: list[Part] = []
         if len(host.sampled):
-            last.append(DecodeRows(host.sampled, batch, self._scratch, self._scale))
+            last.append(DecodeRows(host.sampled, host, self._scratch, self._scale))
         last_layer = len(self._cache.pages) - 1
-        writer = KVWriter(batch, self._cache)
+        writer = KVWriter(host, batch, self._cache)
 
         def attend(
             layer: int, qk: torch.Tensor, v: torch.Tensor, turn: torch.Tensor
@@ -69,17 +82,31 @@ class TorchPaged:
         return attend
 
 
+class TorchPlan:
+    """Everything of a step is planned when it is bound: its masks and indices are tensors."""
+
+    def __init__(self, attention: TorchPaged, host: HostBatch) -> None:
+        self._attention = attention
+        self._host = host
+
+    def bind(self, batch: Batch, repeats: Repeats | None = None) -> Attend:
+        return self._attention.attend(self._host, batch, repeats)
+
+    def fixed(self, num_tokens: int) -> None:
+        return None
+
+
 class KVWriter:
     """Writes the K/V of a step's tokens to their places, which are the same in all layers.
 
     Whole pages whose ids follow each other are written as one block, all other tokens one by one.
     """
 
-    def __init__(self, host: HostBatch, cache: KVCache) -> None:
+    def __init__(self, host: HostBatch, batch: Batch, cache: KVCache) -> None:
         self._blocks: list[tuple[slice, slice]] = []  # (tokens of the step, pages)
         single = np.ones(host.row_start[-1], dtype=bool)
         for row in np.flatnonzero(np.diff(host.row_start) > cache.page_size).tolist():
-            self._add_block(row, batch, cache.page_size, single)
+            self._add_block(row, host, cache.page_size, single)
         self._single: torch.Tensor | None = None
         slots = batch.write_slots
         if self._blocks:
@@ -131,7 +158,7 @@ class DecodeRows:
         tokens = host.row_start[np.concatenate(groups) + 1] - 1
         self._tokens = torch.from_numpy(tokens).to(scratch.device)
         self._sizes = [len(group) for group in groups]
-        self._readers = [KVReader(group, batch, scratch) for group in groups]
+        self._readers = [KVReader(group, host, scratch) for group in groups]
         self._masks = [_padding_mask(host.kv_len[group], scratch) for group in groups]
         self._scale = scale
 
@@ -161,7 +188,7 @@ class ExtendRow:
         self._length = int(host.kv_len[row])
         self._cached = self._length - (end - begin)
         self._tokens = slice(begin, end)
-        self._reader = KVReader(np.array([row]), batch, scratch)
+        self._reader = KVReader(np.array([row]), host, scratch)
         self._scratch = scratch
         self._scale = scale
         self._blocks: list[tuple[int, int, torch.Tensor]] = []  # first position, last + 1, mask
