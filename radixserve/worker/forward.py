@@ -67,7 +67,9 @@ class Forward:
                 self.replayed += 1
                 return replayed
         batch = bring(host, self._last_tokens, self._page_table)
-        return self._decoder(batch.tokens, batch.positions, plan.bind(batch, repeats), batch.wanted)
+        attend = plan.bind(batch, repeats)
+        logits: Tensor = self._decoder(batch.tokens, batch.positions, attend, batch.wanted)
+        return logits
 
     def _graph(self, num_tokens: int) -> "Graph | None":
         index = bisect_left(self._graphs, num_tokens, key=lambda graph: graph.num_tokens)

@@ -2,7 +2,7 @@
 
 import math
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -55,6 +55,20 @@ class PagedRows:
             step.q.double(), *(cache.double() for cache in caches),
             step.table, step.positions, step.token_slot, options,
         ).split(step.news)  # fmt: skip
+
+    def share(self, row, other, pages):
+        """`other` begins with the first pages of `row`, as far as they are within both."""
+        self.page_table[other, :pages] = self.page_table[row, :pages]
+
+    def quantised(self):
+        """The same rows in an fp8 cache, in which what no row owns is NaN."""
+        caches, scales = [], []
+        for cache in (self.k_cache, self.v_cache):
+            scale = torch.exp2((cache.float().abs().amax(-1) / 448).log2().ceil())
+            caches.append((cache.float() / scale[..., None]).to(torch.float8_e4m3fn))
+            scales.append(scale)
+        k_cache, v_cache = (cache.view(torch.uint8) for cache in caches)
+        return replace(self, k_cache=k_cache, v_cache=v_cache, scales=tuple(scales))
 
     def step(self, requests):
         """The tensors of a batch of requests; the i-th has slot i."""
