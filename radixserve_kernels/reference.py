@@ -48,6 +48,8 @@ def kv_write(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slots: torch.Tensor,
+    *,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
     """Write token t's K and V to slot slots[t] of every head, in place.
 
@@ -56,8 +58,47 @@ def kv_write(
     kept = slots >= 0
     page = slots[kept].long() // k_cache.shape[1]
     offset = slots[kept].long() % k_cache.shape[1]
-    k_cache[page, offset] = k[kept]
-    v_cache[page, offset] = v[kept]
+    if scales is None:
+        k_cache[page, offset] = k[kept]
+        v_cache[page, offset] = v[kept]
+    else:
+        k_cache[page, offset], scales[0][page, offset] = quantised(k[kept])
+        v_cache[page, offset], scales[1][page, offset] = quantised(v[kept])
+
+
+def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [..., D] -> its e4m3fn codes [..., D] uint8, and a scale per vector [...] float32.
+
+    The scale is the least power of two from 2**-100 that brings the finite values to at most 448,
+    1 for none but zeros; what is not finite becomes NaN, the code 0x7F.
+    """
+    finite = x.isfinite()
+    largest = torch.where(finite, x, 0.0).double().abs().amax(-1)
+    mantissa, exponent = torch.frexp(largest / 448)  # mantissa in [0.5, 1)
+    exponent = (exponent - (mantissa == 0.5).int()).clamp(min=-100)
+    scale = torch.where(largest == 0, 1.0, torch.exp2(exponent.double()))
+    codes = (x.double() / scale[..., None]).clamp(-448, 448).float().to(torch.float8_e4m3fn)
+    return torch.where(finite, codes.view(torch.uint8), 0x7F).to(torch.uint8), scale.float()
+
+
+def dequantised(cache: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Codes [..., D] uint8 and scales [...] -> values [..., D] float32, exact."""
+    return cache.view(torch.float8_e4m3fn).float() * scale[..., None]
+
+
+def matmul(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    uniform: bool = False,
+) -> torch.Tensor:
+    """x @ weight.T + bias, worked out in float64; `uniform` makes no difference to exact numbers.
+
+    Arguments as in `radixserve_kernels.matmul`.
+    """
+    out = x.double() @ weight.double().T
+    return (out if bias is None else out + bias.double()).to(x.dtype)
 
 
 def rms_norm(
@@ -90,6 +131,8 @@ def rope_kv_write(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slots: torch.Tensor,
+    *,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
     """Rotate q and k in place, worked out in float64; then write k and v as `kv_write` does.
 
@@ -99,4 +142,4 @@ def rope_kv_write(
     for x in (q, k):
         pairs = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)))
         x.copy_(torch.view_as_real(pairs * angle).flatten(-2))
-    kv_write(k, v, k_cache, v_cache, slots)
+    kv_write(k, v, k_cache, v_cache, slots, scales=scales)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from radixserve_kernels import kv_write
+from radixserve_kernels.fp8 import store_e4m3
 
 BLOCK_T = 16  # tokens per program
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -33,6 +34,8 @@ def rope_kv_write_kernel(
     K_CACHE,  # [pages, PAGE_SIZE, KV_HEADS, HEAD_SIZE]
     V_CACHE,  # as K_CACHE, same strides
     SLOTS,  # [T]
+    K_SCALE,  # [pages, PAGE_SIZE, KV_HEADS] float32; not looked at without FP8
+    V_SCALE,  # as K_SCALE, same strides
     num_tokens,
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -47,6 +50,10 @@ def rope_kv_write_kernel(
     KV_PAGE: tl.constexpr,
     KV_TOKEN: tl.constexpr,
     KV_HEAD: tl.constexpr,
+    FP8: tl.constexpr,
+    SCALE_PAGE: tl.constexpr,
+    SCALE_TOKEN: tl.constexpr,
+    SCALE_HEAD: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -64,23 +71,33 @@ def rope_kv_write_kernel(
     else:
         head -= Q_HEADS
         slot = tl.load(SLOTS + token, mask=token < num_tokens, other=-1).to(tl.int64)  # [BLOCK_T]
-        cache_at = (slot // PAGE_SIZE) * KV_PAGE + (slot % PAGE_SIZE) * KV_TOKEN + head * KV_HEAD
-        cache_at = cache_at[:, None] + d[None, :]  # [BLOCK_T, BLOCK_D]
+        page, offset = slot // PAGE_SIZE, slot % PAGE_SIZE
+        cache_at = (page * KV_PAGE + offset * KV_TOKEN + head * KV_HEAD)[:, None] + d[None, :]
         kept = (slot >= 0)[:, None] & in_head
         k_at = K + (token * K_TOKEN + head * K_HEAD)[:, None] + d[None, :]
         k = _rotated(tl.load(k_at, mask=live, other=0.0), turn, BLOCK_T, BLOCK_D)
         k = k.to(K.dtype.element_ty)
         tl.store(k_at, k, mask=live)
-        tl.store(K_CACHE + cache_at, k, mask=kept)
         v_at = V + (token * V_TOKEN + head * V_HEAD)[:, None] + d[None, :]
-        tl.store(V_CACHE + cache_at, tl.load(v_at, mask=kept), mask=kept)
+        v = tl.load(v_at, mask=kept, other=0.0)
+        if FP8:
+            scale_at = page * SCALE_PAGE + offset * SCALE_TOKEN + head * SCALE_HEAD
+            store_e4m3(k, K_CACHE, cache_at, K_SCALE, scale_at, kept, slot >= 0)
+            store_e4m3(v, V_CACHE, cache_at, V_SCALE, scale_at, kept, slot >= 0)
+        else:
+            tl.store(K_CACHE + cache_at, k, mask=kept)
+            tl.store(V_CACHE + cache_at, v, mask=kept)
 
 
 def constants(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> dict[str, int]:
     """The kernel's compile-time arguments for tensors of these shapes and strides (any device)."""
-    return kv_write.constants(k, v, k_cache) | {
+    return kv_write.constants(k, v, k_cache, scales) | {
         "Q_HEADS": q.shape[1],
         "Q_TOKEN": q.stride(0),
         "Q_HEAD": q.stride(1),
@@ -96,40 +113,37 @@ def rope_kv_write(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slots: torch.Tensor,
+    *,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
     """Rotate q and k in place, in float32; write token t's k and v to slot slots[t] of every head.
 
     q: [T, Hq, D]; k, v: [T, Hkv, D], any token and head stride; D is even.
     turn: [T, D / 2] complex64, contiguous: the rotation of dimensions 2i and 2i + 1 of each token.
-    k_cache, v_cache: [num_pages, page_size, Hkv, D], of q's dtype, equal strides.
+    k_cache, v_cache: [num_pages, page_size, Hkv, D], equal strides; of q's dtype, or with scales
+        uint8: k is rounded to its dtype as without, and then quantised.
     slots: [T] int32 or int64, page id * page_size + offset in the page; with a negative one the
         token is rotated but not written. Two tokens may not name the same slot.
+    scales: as in `kv_write`.
 
     Raises ValueError on shapes, dtypes, strides or devices that do not fit.
     """
-    _check(q, k, v, turn, k_cache, v_cache, slots)
+    kv_write.check(k, v, k_cache, v_cache, slots, scales)
+    _check(q, k, turn)
     num_tokens, q_heads, _ = q.shape
     if num_tokens == 0:
         return
     grid = (triton.cdiv(num_tokens, BLOCK_T) * (q_heads + k.shape[1]),)
+    k_scale, v_scale = scales or (k_cache, v_cache)
     rope_kv_write_kernel[grid](
-        q, k, v, torch.view_as_real(turn), k_cache, v_cache, slots, num_tokens,
-        **constants(q, k, v, k_cache), **OPTIONS,
+        q, k, v, torch.view_as_real(turn), k_cache, v_cache, slots, k_scale, v_scale, num_tokens,
+        **constants(q, k, v, k_cache, scales), **OPTIONS,
     )  # fmt: skip
 
 
-def _check(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    turn: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slots: torch.Tensor,
-) -> None:
+def _check(q: torch.Tensor, k: torch.Tensor, turn: torch.Tensor) -> None:
     if q.dim() != 3 or q.shape[2] % 2:
         raise ValueError(f"q must be [T, Hq, D] with an even D, is {tuple(q.shape)}")
-    kv_write.check(k, v, k_cache, v_cache, slots)
     if k.shape[::2] != q.shape[::2]:
         raise ValueError(
             f"k must be [T, Hkv, D] with q's T and D, is {tuple(k.shape)}, q is {tuple(q.shape)}"

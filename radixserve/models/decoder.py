@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from radixserve.models.operators import TORCH, Operators
+from radixserve.models.operators import TORCH, Linear, Operators
 from radixserve.models.product import Product
 from radixserve.models.rotary import interleave, rotary_table, rotation
 from radixserve.models.spec import ModelSpec
@@ -33,22 +33,26 @@ class Layer(nn.Module):
     qk_norm: Tensor | None
     mlp_norm: Tensor
 
-    def __init__(self, spec: ModelSpec, empty: Callable[..., nn.Parameter]) -> None:
+    def __init__(
+        self, spec: ModelSpec, empty: Callable[..., nn.Parameter], linear: Linear | None
+    ) -> None:
         super().__init__()
+
+        def product(outputs: int, inputs: int, *, bias: bool) -> Product:
+            return Product(empty(outputs, inputs), empty(outputs) if bias else None, linear)
+
         hidden, inner = spec.hidden_size, spec.intermediate_size
         q_size = spec.num_heads * spec.head_dim
         qkv_size = q_size + 2 * spec.num_kv_heads * spec.head_dim
         self.attention_norm = empty(hidden)
-        self.qkv = Product(empty(qkv_size, hidden), empty(qkv_size) if spec.qkv_bias else None)
+        self.qkv = product(qkv_size, hidden, bias=spec.qkv_bias)
         # one row per query and key head, so that one product scales both
         rotated_heads = spec.num_heads + spec.num_kv_heads
         self.qk_norm = empty(rotated_heads, spec.head_dim) if spec.qk_norm else None
-        self.output = Product(empty(hidden, q_size), empty(hidden) if spec.o_bias else None)
+        self.output = product(hidden, q_size, bias=spec.o_bias)
         self.mlp_norm = empty(hidden)
-        self.gate_up = Product(
-            empty(2 * inner, hidden), empty(2 * inner) if spec.mlp_bias else None
-        )
-        self.down = Product(empty(hidden, inner), empty(hidden) if spec.mlp_bias else None)
+        self.gate_up = product(2 * inner, hidden, bias=spec.mlp_bias)
+        self.down = product(hidden, inner, bias=spec.mlp_bias)
 
 
 class Decoder(nn.Module):
@@ -77,10 +81,12 @@ class Decoder(nn.Module):
         self.context_length = context_length
         self._operators = operators
         self.embedding = empty(spec.vocab_size, spec.hidden_size)
-        self.layers = nn.ModuleList(Layer(spec, empty) for _ in range(spec.num_layers))
+        self.layers = nn.ModuleList(
+            Layer(spec, empty, operators.linear) for _ in range(spec.num_layers)
+        )
         self.norm = empty(spec.hidden_size)
         head = empty(spec.vocab_size, spec.hidden_size) if not spec.tie_embeddings else None
-        self.head = Product(self.embedding if head is None else head, None)
+        self.head = Product(self.embedding if head is None else head, None, operators.linear)
         table = rotary_table(spec.rope, spec.head_dim, context_length)
         self.register_buffer("rotary", table.to(device), persistent=False)
 

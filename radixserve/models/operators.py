@@ -1,10 +1,12 @@
-"""What the decoder does between its products, each in one call: by torch, or by Triton kernels.
+"""What the decoder does in one call each: by torch, or by Triton kernels.
 
-An attention backend names the set that goes with it, and `load` gives it to the decoder. Rotation
-is not here: the backend does it as it writes the keys into pages.
+Products are here only where a row of theirs must have the same bits in any batch; else `product`
+picks their form. An attention backend names the set that goes with it, and `load` gives it to the
+decoder. Rotation is not here: the backend does it as it writes the keys into pages.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -23,11 +25,16 @@ class RMSNorm(Protocol):
     ) -> Tensor: ...
 
 
+# x [T, inputs], weight [outputs, inputs], bias [outputs] -> x @ weight.T + bias [T, outputs]
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
 class Operators(NamedTuple):
-    """One way to compute what is not a product."""
+    """One way to compute what is between the products, and with `linear` the products too."""
 
     rms_norm: RMSNorm
     silu_mul: Callable[[Tensor], Tensor]  # [T, 2 * I], gate before up -> silu(gate) * up [T, I]
+    linear: Linear | None = None
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
@@ -60,7 +67,19 @@ def _triton(device: torch.device) -> Operators:
     return Operators(rms_norm, silu_mul)
 
 
+def _triton_deterministic(device: torch.device) -> Operators:
+    """Those of `_triton`, and products in which a row's bits depend on the row alone.
+
+    Uniform: that kinds of matrix instructions agree to the last bit is not established.
+    """
+    operators = _triton(device)
+    from radixserve_kernels.matmul import matmul
+
+    return operators._replace(linear=partial(matmul, uniform=True))
+
+
 OPERATORS: dict[str, Callable[[torch.device], Operators]] = {
     "torch": lambda device: TORCH,
     "triton": _triton,
+    "triton-deterministic": _triton_deterministic,
 }

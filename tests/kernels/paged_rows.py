@@ -73,6 +73,17 @@ def paged_rows(lengths, heads, head_size, page_size, dtype, device, seed=0):
     return PagedRows([q.to(device) for q in queries], k_cache, v_cache, table.to(device))
 
 
+def fp8_caches(num_pages, page_size, kv_heads, head_size, device):
+    """K and V caches of codes, and their scales as a worker has them: one allocation, heads first.
+
+    The codes are marked by 0x55, the scales by NaN.
+    """
+    shape = (num_pages, page_size, kv_heads, head_size)
+    caches = [torch.full(shape, 0x55, dtype=torch.uint8, device=device) for _ in "kv"]
+    scales = torch.full((num_pages, 2, kv_heads, page_size), float("nan"), device=device)
+    return *caches, tuple(scales.transpose(2, 3).unbind(1))
+
+
 def caches_with_far_page(page_shape, dtype, device):
     """K and V caches of one page, with a page more than 2**31 elements further in their memory.
 

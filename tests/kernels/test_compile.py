@@ -34,9 +34,10 @@ def test_core_kernels_compile_for_sm_90_within_limits():
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()[1:]
-    assert len(lines) == 9
-    assert all("wgmma" in line for line in lines if line.startswith("extend"))
-    assert all("mma.sync" in line for line in lines if line.startswith("decode"))
+    assert len(lines) == 14
+    kinds = {line.split()[0]: line.split()[-1] for line in lines}
+    forms = ("extend", "matmul-64", "matmul-128", "decode", "matmul-16")
+    assert [kinds[form] for form in forms] == 3 * ["wgmma.mma_async"] + 2 * ["mma.sync"]
 
 
 def test_gate_names_each_fault(gate):

@@ -5,7 +5,7 @@ import torch
 
 from radixserve_kernels import reference
 from radixserve_kernels.rope_kv_write import rope_kv_write
-from tests.kernels.paged_rows import TOLERANCE, caches_with_far_page, worst_error
+from tests.kernels.paged_rows import TOLERANCE, caches_with_far_page, fp8_caches, worst_error
 
 NAMES = ("q", "k", "v", "turn", "k_cache", "v_cache", "slots")
 MARK = -7.0  # what pages hold before the call
@@ -105,6 +105,39 @@ def test_addresses_beyond_32_bits(device):
     assert far_pages[0].abs().sum().item() == 512 and far_pages[1].sum().item() == 768
 
 
+@dtypes
+@pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256])
+def test_fp8_is_the_quantised_form_of_what_is_written_without(head_size, dtype, device):
+    """Rotates to the same bits; codes and scales are the reference's of those bits."""
+    q, k, v, turn, k_cache, v_cache, slots = tensors(19, device, dtype=dtype, head_size=head_size)
+    slots[4] = -1
+    plain = [t.clone() for t in (q, k, v)]
+    rope_kv_write(*plain, turn, k_cache, v_cache, slots)
+    *caches, scales = fp8_caches(*k_cache.shape, device)
+    expected = [t.clone() for t in caches], tuple(t.clone() for t in scales)
+    reference.kv_write(*plain[1:], *expected[0], slots, scales=expected[1])
+    rope_kv_write(q, k, v, turn, *caches, slots, scales=scales)
+    for got, want in zip((q, k, v, *caches), (*plain, *expected[0]), strict=True):
+        assert torch.equal(got, want)
+    for got, want in zip(scales, expected[1], strict=True):
+        assert torch.equal(got.view(torch.int32), want.view(torch.int32))
+
+
+@dtypes
+def test_fp8_keys_come_back_close_to_the_exact_rotation(dtype, device):
+    q, k, v, turn, *_, slots = tensors(19, device, dtype=dtype)
+    *caches, scales = fp8_caches(5, 8, 3, 64, device)
+    exact = [t.double() for t in (q, k, v)]
+    plain = [torch.zeros(5, 8, 3, 64, dtype=torch.float64, device=device) for _ in "kv"]
+    reference.rope_kv_write(*exact, turn, *plain, slots)
+    rope_kv_write(q, k, v, turn, *caches, slots, scales=scales)
+    for cache, scale, want in zip(caches, scales, plain, strict=True):
+        back, expected = (
+            t.flatten(0, 1)[slots] for t in (reference.dequantised(cache, scale), want)
+        )
+        assert 0.005 < worst_error([back], [expected]) < 0.05
+
+
 def transposed(x):
     return x.transpose(0, -1).contiguous().transpose(0, -1)
 
@@ -120,6 +153,7 @@ WRONG = {
     "slots must be 4": dict(slots=lambda s: s[:-1]),
     "int32 or int64": dict(slots=lambda s: s.float()),
     "one dtype": dict(v=lambda v: v.half()),
+    "uint8 cache and no other": {name: lambda c: c.byte() for name in ("k_cache", "v_cache")},
     "float32, bfloat16 or float16": {
         name: lambda x: x.double() for name in ("q", "k", "v", "k_cache", "v_cache")
     },
