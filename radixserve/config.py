@@ -134,6 +134,13 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     disable_cuda_graph: Annotated[
         bool, Meta(description="launch each kernel of a step by itself")
     ] = False
+    enable_deterministic_inference: Annotated[
+        bool,
+        Meta(
+            description="the same bits whatever the batch, the chunks and the cache hits; needs the"
+            " triton backend"
+        ),
+    ] = False
     num_threads: Annotated[
         int, Meta(description="CPU threads of the worker; 0: the cores this process may use", ge=0)
     ] = 0

@@ -4,7 +4,7 @@ Called by the worker process and, in one process with the scheduler, by `llm.py`
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,6 +44,9 @@ class Runner:
         self._page_size = config.page_size
         self._device = torch.device(config.device)
         backend = _backend(config)
+        operators = backend.operators
+        if config.enable_deterministic_inference:
+            operators = backend.deterministic_operators
         free_bytes = free_memory(self._device)
         with self._timed("load weights"):
             self._decoder = load(
@@ -51,7 +54,7 @@ class Runner:
                 device=config.device,
                 dtype=DTYPES[config.dtype],
                 context_length=config.context_length,
-                operators=OPERATORS[backend.operators](self._device),
+                operators=OPERATORS[operators](self._device),
                 load_format=config.load_format,
             )
         spec, context_length = self._decoder.spec, self._decoder.context_length
@@ -168,14 +171,20 @@ class Runner:
 
 
 def _backend(config: WorkerConfig) -> type[Attention]:
-    backend, wanted = BACKENDS[config.attention_backend], config.kv_cache_dtype
-    if wanted not in backend.kv_cache_dtypes:
-        able = [name for name, each in BACKENDS.items() if wanted in each.kv_cache_dtypes]
-        advice = f": it needs --attention-backend {' or '.join(able)}" if able else ""
-        raise ValueError(
-            f"--attention-backend {config.attention_backend} cannot do"
-            f" --kv-cache-dtype {wanted}{advice}"
-        )
+    """The attention backend of a resolved `config`; ValueError if it cannot do what is asked."""
+    asked: dict[str, Callable[[type[Attention]], object]] = {}
+    if (dtype := config.kv_cache_dtype) != "auto":
+        asked[f"--kv-cache-dtype {dtype}"] = lambda backend: dtype in backend.kv_cache_dtypes
+    if config.enable_deterministic_inference:
+        asked["--enable-deterministic-inference"] = lambda backend: backend.deterministic_operators
+    backend = BACKENDS[config.attention_backend]
+    for flag, can in asked.items():
+        if not can(backend):
+            able = " or ".join(name for name, each in BACKENDS.items() if can(each))
+            raise ValueError(
+                f"--attention-backend {config.attention_backend} cannot do {flag}"
+                f"{f': it needs --attention-backend {able}' if able else ''}"
+            )
     return backend
 
 

@@ -6,11 +6,22 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from radixserve.channel import Inbox, Outbox
 from radixserve.config import Config
-from radixserve.messages import RunStep, StepDone, Stop, ToScheduler, ToWorker, unpack
+from radixserve.messages import (
+    RunStep,
+    StepDone,
+    Stop,
+    TokenLogprobs,
+    ToScheduler,
+    ToWorker,
+    unpack,
+)
 from radixserve.worker import process
+from radixserve.worker.pending import Pending
+from radixserve.worker.sampling import Logprobs, Sampled
 from tests.worker.requests import GREEDY, Request, answer
 from tests.worker.test_exactness import PAGES, PROMPT
 
@@ -166,3 +177,43 @@ def test_steps_are_submitted_before_any_result_is_taken(make_runner):
     assert [each.step for each in done] == [1, 2, 3, 4, 5, 6]
     assert [token for each in done for token in unpack(each.tokens)] == expected
     assert all(each.seconds > 0 for each in done)
+
+
+class Event:
+    """A device's event. `now`: its clock in milliseconds; 250 go by between two records."""
+
+    now = 0.0
+    finished = False
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        self.waited = False
+
+    def record(self) -> None:
+        self.at = Event.now
+        Event.now += 250.0
+
+    def query(self) -> bool:
+        return Event.finished or self.at == 0.0
+
+    def synchronize(self) -> None:
+        self.waited = True
+        Event.finished = True
+
+    def elapsed_time(self, end: "Event") -> float:
+        assert end.waited, "the end must have come"
+        return end.at - self.at
+
+
+def test_on_a_gpu_events_tell_when_a_step_is_ready_and_how_long_it_took(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(Event, "now", 0.0)  # put back as it is now
+    monkeypatch.setattr(Event, "finished", False)
+    logprobs = Logprobs([1], [1], torch.tensor([-0.5]), torch.tensor([[8]]), torch.tensor([[-0.5]]))
+    pending = Pending(7, torch.device("cuda"))
+    pending.submitted(Sampled(torch.tensor([-1, 8], dtype=torch.int32), logprobs))
+    assert not pending.ready()
+    done = pending.result()
+    assert pending.ready()
+    assert (done.step, unpack(done.tokens), done.seconds) == (7, [-1, 8], 0.25)
+    assert done.logprobs == (None, TokenLogprobs(-0.5, ((8, -0.5),)))

@@ -51,6 +51,7 @@ class Attention(Protocol):
     """
 
     operators: ClassVar[str]  # which of `models.operators.OPERATORS` the decoder uses with it
+    deterministic_operators: ClassVar[str]  # those of --enable-deterministic-inference; "": none
     sampler: ClassVar[str]  # which of `worker.sampling.SAMPLERS` goes with it
     kv_cache_dtypes: ClassVar[tuple[str, ...]]  # values of --kv-cache-dtype that it can do
 

@@ -28,6 +28,7 @@ class TorchPaged:
     """The `Attention` made of torch operators."""
 
     operators: ClassVar[str] = "torch"
+    deterministic_operators: ClassVar[str] = ""
     sampler: ClassVar[str] = "torch"
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("auto",)
 

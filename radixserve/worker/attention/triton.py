@@ -28,6 +28,7 @@ class TritonPaged:
     """The `Attention` of `radixserve_kernels`. Imports triton when made, not before."""
 
     operators: ClassVar[str] = "triton"
+    deterministic_operators: ClassVar[str] = "triton-deterministic"
     sampler: ClassVar[str] = "torch"
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("auto", "fp8_e4m3")
 

@@ -1,0 +1,49 @@
+"""What a runner chooses and refuses when it is made."""
+
+import pytest
+
+from radixserve.config import WorkerConfig
+from radixserve.models import operators
+from radixserve.worker.attention import BACKENDS
+from radixserve.worker.runner import Runner
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"kv_cache_dtype": "fp8_e4m3"}, "--kv-cache-dtype fp8_e4m3"),
+        ({"enable_deterministic_inference": True}, "--enable-deterministic-inference"),
+    ],
+)
+def test_a_backend_refuses_what_it_cannot_do(checkpoint, monkeypatch, changes, flag):
+    config = WorkerConfig(device="cpu", attention_backend="torch", **changes)
+    monkeypatch.setattr(BACKENDS["triton"], "kv_cache_dtypes", ("auto", "fp8_e4m3"))
+    with pytest.raises(ValueError, match=f"torch cannot do {flag}: it needs .* triton"):
+        Runner(config, checkpoint)
+    monkeypatch.setattr(BACKENDS["triton"], "kv_cache_dtypes", ("auto",))
+    monkeypatch.setattr(BACKENDS["triton"], "deterministic_operators", "")
+    with pytest.raises(ValueError, match=f"torch cannot do {flag}$"):
+        Runner(config, checkpoint)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_flag_chooses_the_operators(checkpoint, monkeypatch, asked):
+    made = []
+    for name, make in operators.OPERATORS.items():
+
+        def note(device, name=name, make=make):
+            made.append(name)
+            return make(device)
+
+        monkeypatch.setitem(operators.OPERATORS, name, note)
+    config = WorkerConfig(
+        device="cpu",
+        attention_backend="triton",
+        enable_deterministic_inference=asked,
+        page_size=8,
+        max_total_tokens=64,
+        max_running_requests=2,
+        num_threads=1,
+    )
+    Runner(config, checkpoint)
+    assert made == ["triton-deterministic" if asked else "triton"]
