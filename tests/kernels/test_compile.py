@@ -346,3 +346,24 @@ def test_a_failed_install_leaves_no_folder(monkeypatch, tmp_path):
     with pytest.raises(SystemExit, match="could not install triton==0"):
         command.install("triton==0", tmp_path / "triton-0")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tile_too_large_spills_and_the_gate_sees_it():
+    code = (
+        "from dataclasses import replace\n"
+        "from compile_kernels import forms, reports\n"
+        "launch = forms.FORMS['extend'].launch(forms.Variant('extend', head_size=64), 'sm_90')\n"
+        "large = {'BLOCK_M': 256, 'BLOCK_N': 16}\n"
+        "launch = replace(launch, constants=launch.constants | large, block_m=256)\n"
+        "print(reports.faults(reports.report_of(launch, 'sm_90'), launch, 'sm_90'))\n"
+    )
+    environment = {name: v for name, v in os.environ.items() if name != interpret.SWITCH}
+    path = os.pathsep.join([str(SCRIPT.parent), str(SCRIPT.parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.startswith("['spills "), done.stdout + done.stderr
