@@ -26,7 +26,7 @@ LOG2_E = 1.4426950408889634
 OPTIONS = {"enable_fp_fusion": False}
 MERGE_HEADS = 4  # query heads of a token that one program merges
 MERGE_STAGES = 4
-MERGE_OPTIONS = {"num_warps": 4, **OPTIONS}
+MERGE_OPTIONS = {"num_warps": 2, **OPTIONS}
 PROGRAMS_PER_PROCESSOR = 8  # of a kernel whose programs share out the items
 INTERPRETED_PROGRAMS = 4
 

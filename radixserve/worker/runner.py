@@ -68,6 +68,7 @@ class Runner:
                 self._slots.page_table,
                 num_heads=spec.num_heads,
                 scale=spec.head_dim**-0.5,
+                deterministic=config.enable_deterministic_inference,
             )
             self._attention: Attention = backend(setting)
             self._sampler: Sampler = SAMPLERS[backend.sampler](
