@@ -6,7 +6,6 @@ is planned once per step by `attention_plan.py`; block sizes are data (`tiles.py
 `reference.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -146,7 +145,7 @@ def constants(
     }
 
 
-def form(tiles: AttentionTiles, tile: Tile) -> Mapping[str, int]:
+def form(tiles: AttentionTiles, tile: Tile) -> dict[str, int | bool]:
     """Compile-time arguments of one form."""
     return {
         "CHUNK": tiles.chunk,
