@@ -135,7 +135,7 @@ def attention(variant: Variant, chip: str, form: str) -> Launch:
     )  # fmt: skip
     options = OPTIONS[variant.option]
     if form == "merge":
-        constants = paged_attention.merge_constants(q, options, tiles)
+        constants = paged_attention.merge_constants(q, options, tiles, some_tiled=True)
         return Launch(
             attention_kernels.merge_kernel, constants, paged_attention.MERGE_OPTIONS, variant.dtype
         )
