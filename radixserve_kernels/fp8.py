@@ -55,11 +55,3 @@ def quantise_e4m3(x):
     scale = ((127 + exponent) << 23).to(tl.float32, bitcast=True)
     inverse = ((127 - exponent) << 23).to(tl.float32, bitcast=True)
     return to_e4m3(x * inverse[:, None]), scale
-
-
-@triton.jit
-def store_e4m3(x, CACHE, cache_at, SCALE, scale_at, mask, kept):
-    """Store x [ROWS, D], zero past a row's end, where `mask` is; the scales of the `kept` rows."""
-    codes, scale = quantise_e4m3(x.to(tl.float32))
-    tl.store(CACHE + cache_at, codes, mask=mask)
-    tl.store(SCALE + scale_at, scale, mask=kept)
