@@ -63,8 +63,9 @@ def rope_kv_write_kernel(
     d = tl.arange(0, BLOCK_D)
     in_head = (d < HEAD_SIZE)[None, :]
     live = (token < num_tokens)[:, None] & in_head  # [BLOCK_T, BLOCK_D]
-    turn = tl.load(TURN + (token * HEAD_SIZE)[:, None] + d[None, :], mask=live, other=0.0)
+    turn_at = TURN + (token * HEAD_SIZE)[:, None] + d[None, :]
     if head < Q_HEADS:
+        turn = tl.load(turn_at, mask=live, other=0.0)
         q_at = Q + (token * Q_TOKEN + head * Q_HEAD)[:, None] + d[None, :]
         q = _rotated(tl.load(q_at, mask=live, other=0.0), turn, BLOCK_T, BLOCK_D)
         tl.store(q_at, q.to(Q.dtype.element_ty), mask=live)
@@ -75,14 +76,15 @@ def rope_kv_write_kernel(
         cache_at = (page * KV_PAGE + offset * KV_TOKEN + head * KV_HEAD)[:, None] + d[None, :]
         kept = (slot >= 0)[:, None] & in_head
         scale_at = page * SCALE_PAGE + offset * SCALE_TOKEN + head * SCALE_HEAD
+        v_at = V + (token * V_TOKEN + head * V_HEAD)[:, None] + d[None, :]
+        v = tl.load(v_at, mask=kept, other=0.0)
+        store_vectors(v, V_CACHE, cache_at, V_SCALE, scale_at, kept, slot >= 0, FP8)
+        turn = tl.load(turn_at, mask=live, other=0.0)
         k_at = K + (token * K_TOKEN + head * K_HEAD)[:, None] + d[None, :]
         k = _rotated(tl.load(k_at, mask=live, other=0.0), turn, BLOCK_T, BLOCK_D)
         k = k.to(K.dtype.element_ty)
         tl.store(k_at, k, mask=live)
         store_vectors(k, K_CACHE, cache_at, K_SCALE, scale_at, kept, slot >= 0, FP8)
-        v_at = V + (token * V_TOKEN + head * V_HEAD)[:, None] + d[None, :]
-        v = tl.load(v_at, mask=kept, other=0.0)
-        store_vectors(v, V_CACHE, cache_at, V_SCALE, scale_at, kept, slot >= 0, FP8)
 
 
 def constants(
