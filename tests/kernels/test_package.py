@@ -12,7 +12,7 @@ import pytest
 import radixserve_kernels
 from radixserve_kernels import interpret, reference
 
-NOT_OPS = {"interpret", "reference", "tiles"}
+NOT_OPS = {"interpret", "reference", "reference_sampling", "sampling_params", "tiles"}
 OPS = sorted({m.name for m in pkgutil.iter_modules(radixserve_kernels.__path__)} - NOT_OPS)
 
 
