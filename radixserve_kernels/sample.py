@@ -67,7 +67,12 @@ def sample_kernel(
     top_k = tl.load(params + TOP_K)
     top_p = tl.load(params + TOP_P).to(tl.float64, bitcast=True)
     min_p = tl.load(params + MIN_P).to(tl.float64, bitcast=True)
-    only_best = (temperature <= GREEDY_BELOW) | (top_k == 1) | (top_p <= 0.0) | (min_p > 1.0)
+    only_best = (
+        (temperature <= tl.full([], GREEDY_BELOW, tl.float64))
+        | (top_k == 1)
+        | (top_p <= 0.0)
+        | (min_p > 1.0)
+    )
     token = tl.full([], -1, tl.int32)
     if (tl.abs(raw_best) < float("inf")) & (tl.abs(best) < float("inf")):
         if only_best:
@@ -187,10 +192,14 @@ def draw(
         border = tl.minimum(border, high)  # [WAYS]; the last one is `high`
         number = tl.zeros([WAYS], tl.int32)
         mass = tl.zeros([WAYS], tl.float64)
+        least = high  # and most: the outermost places of tokens in (low, high]
+        most = low
         for tile in range(tl.where(num_gathered > 0, 1, NUM_TILES)):
             tile_best = place_of(tl.load(MAXIMA + tile), best, temperature, 0)
             if (num_gathered > 0) | (tile_best <= high):
                 place = places(LOGITS, GATHERED, num_gathered, tile, best, temperature, VOCAB, TILE)
+                least = tl.minimum(least, tl.min(tl.where(place > low, place, high), 0))
+                most = tl.maximum(most, tl.max(tl.where(place <= high, place, low), 0))
                 inside = place[None, :] <= border[:, None]
                 number += tl.sum(inside.to(tl.int32), 1)
                 mass += tl.sum(tl.where(inside, weight_of(place)[None, :], 0.0), 1)
@@ -199,8 +208,8 @@ def draw(
         reached = tl.where(by_mass, mass, number.to(tl.float64)) >= goal
         num_high = tl.min(tl.where(reached, number, tl.max(number, 0)), 0)
         num_low = tl.maximum(num_low, tl.max(tl.where(reached, 0, number), 0))
-        high = tl.min(tl.where(reached, border, high), 0)
-        low = tl.maximum(low, tl.max(tl.where(reached, low, border), 0))
+        high = tl.minimum(most, tl.min(tl.where(reached, border, high), 0))
+        low = tl.maximum(least - 1, tl.max(tl.where(reached, low, border), 0))
         is_first = False
         if (num_high - num_low <= 1) | ((not by_mass) & (num_high <= top_k)):
             going = (not by_mass) & (top_p < 1.0)

@@ -15,6 +15,7 @@ VOCABS = (1, 7, 600, 4099)
 NEAR = 1e-6  # of the whole mass: what float32 weights of two libraries may differ by
 
 generated = settings(
+    max_examples=60,
     deadline=None,
     derandomize=True,
     phases=(Phase.explicit, Phase.generate, Phase.shrink),
