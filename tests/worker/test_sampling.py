@@ -1,7 +1,7 @@
 """Sampling against plain definitions of each parameter, and independence of the batch."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from radixserve.worker.sampling.torch_sampler import CANDIDATES, invert, uniform
 VOCAB = 600  # more than CANDIDATES, so that both ways to truncate are taken
 GREEDY = Sampling(seed=0, temperature=0.0)
 CPU = torch.device("cpu")
+chosen = "torch"
 
 
 def logits_of(rows: int, seed: int = 0, spread: float = 3.0) -> torch.Tensor:
@@ -31,9 +32,17 @@ class Request(NamedTuple):
     answer: Sequence[int] = ()
 
 
-def make(*requests: Request, sampler: str = "torch") -> Sampler:
+@pytest.fixture(params=SAMPLERS, scope="module", autouse=True)
+def sampler(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test runs over all samplers."""
+    global chosen
+    chosen = request.param
+    yield
+
+
+def make(*requests: Request) -> Sampler:
     """A sampler with the requests in its slots, in order."""
-    made = SAMPLERS[sampler](len(requests), VOCAB, CPU)
+    made = SAMPLERS[chosen](len(requests), VOCAB, CPU)
     for slot, (sampling, prompt, answer) in enumerate(requests):
         made.admit(Admit(slot, sampling, pack([*prompt, *answer]), len(prompt)))
     return made
