@@ -67,12 +67,8 @@ def sample_kernel(
     top_k = tl.load(params + TOP_K)
     top_p = tl.load(params + TOP_P).to(tl.float64, bitcast=True)
     min_p = tl.load(params + MIN_P).to(tl.float64, bitcast=True)
-    only_best = (
-        (temperature <= tl.full([], GREEDY_BELOW, tl.float64))
-        | (top_k == 1)
-        | (top_p <= 0.0)
-        | (min_p > 1.0)
-    )
+    coldest = tl.full([], GREEDY_BELOW, tl.float64)  # a bare constant is rounded to float32 first
+    only_best = (temperature <= coldest) | (top_k == 1) | (top_p <= 0.0) | (min_p > 1.0)
     token = tl.full([], -1, tl.int32)
     if (tl.abs(raw_best) < float("inf")) & (tl.abs(best) < float("inf")):
         if only_best:
