@@ -278,13 +278,14 @@ def merge_kernel(
     PARTS,  # as above
     STATS,
     POSITIONS,
-    PART_START,  # [T + 1]; a token whose next starts at the same place has no partial results
+    PART_START,  # [T + 1]; a token has none if the next one starts at the same place
     OUT,  # [T, HEADS, HEAD_SIZE], contiguous
     num_parts,
     window,
     HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOME_TILED: tl.constexpr,  # tokens without partial results are another kernel's; else padding
     CHUNK: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -297,16 +298,16 @@ def merge_kernel(
     in_heads = head < HEADS
     mask = in_heads[:, None] & (d < HEAD_SIZE)[None, :]
     start = tl.load(PART_START + token)
-    if tl.load(PART_START + token + 1) > start:
-        visible = tl.load(POSITIONS + token) + 1
+    num_chunks = tl.load(PART_START + token + 1) - start
+    if (num_chunks > 0) | (not SOME_TILED):
         first_chunk = 0
         if WINDOW:
-            first_chunk = tl.maximum(visible - window, 0) // CHUNK
+            first_chunk = tl.maximum(tl.load(POSITIONS + token) + 1 - window, 0) // CHUNK
         totals = STATS + num_parts.to(tl.int64) * HEADS
         peak = tl.full([BLOCK_H], -float("inf"), tl.float32)
         total = tl.zeros([BLOCK_H], tl.float32)
         acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
-        for chunk in tl.range(first_chunk, (visible - 1) // CHUNK + 1, num_stages=STAGES):
+        for chunk in tl.range(first_chunk, num_chunks, num_stages=STAGES):
             at = (start + chunk).to(tl.int64) * HEADS + head
             chunk_peak = tl.load(STATS + at, mask=in_heads, other=0.0)
             chunk_total = tl.load(totals + at, mask=in_heads, other=0.0)

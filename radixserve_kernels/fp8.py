@@ -1,7 +1,7 @@
 """Eight-bit K/V: device functions that turn vectors into float8 e4m3fn codes and a scale, and back.
 
-Called by the kernels that write K/V and by those that read them. All is integer arithmetic on the
-bits of floats, so it needs no fp8 instructions, and the codes equal those of torch's conversion.
+Called by the kernels that write K/V and by those that read them. All is arithmetic on the bits of
+floats, so it needs no fp8 instructions, and the codes equal those of torch's conversion.
 """
 
 import triton
@@ -26,17 +26,17 @@ def to_e4m3(x):
     """float32 -> uint8 codes, rounded to nearest even; beyond 448 the largest, 0x7F if not finite.
 
     A code above the sign is 8 * (exponent field) + mantissa, so a carry out of the mantissa is
-    right by itself. Below 2**-6 the shift grows, as codes are then multiples of 2**-9.
+    right by itself. Beside a power of two 2**20 times as large as x's own, and at least as that of
+    2**-6, a float32 keeps what a code does: the addition rounds, and its last bits count steps.
     """
     bits = x.to(tl.int32, bitcast=True)
-    magnitude = bits & 0x7FFFFFFF
-    exponent = magnitude >> 23
-    mantissa = (magnitude & 0x7FFFFF) | 0x800000  # of a float32 denormal wrong, but its code is 0
-    shift = tl.minimum(tl.maximum(141 - exponent, 20), 25)
-    rounding = (1 << (shift - 1)) - 1 + ((mantissa >> shift) & 1)
-    code = (tl.maximum(exponent - 121, 0) << 3) + ((mantissa + rounding) >> shift)
-    code = tl.minimum(code, 0x7E) | ((bits >> 24) & 0x80)
-    return tl.where(magnitude >= 0x7F800000, 0x7F, code).to(tl.uint8)
+    magnitude = tl.minimum(bits & 0x7FFFFFFF, 0x43E00000)  # 448
+    exponent = tl.maximum(magnitude >> 23, 121)
+    power = (exponent + 20) << 23
+    total = magnitude.to(tl.float32, bitcast=True) + power.to(tl.float32, bitcast=True)
+    steps = total.to(tl.int32, bitcast=True) - power  # 8 to 16 where x has an exponent field
+    code = (((exponent - 121) << 3) + steps) | ((bits >> 24) & 0x80)
+    return tl.where((bits & 0x7FFFFFFF) >= 0x7F800000, 0x7F, code).to(tl.uint8)
 
 
 @triton.jit
@@ -55,11 +55,3 @@ def quantise_e4m3(x):
     scale = ((127 + exponent) << 23).to(tl.float32, bitcast=True)
     inverse = ((127 - exponent) << 23).to(tl.float32, bitcast=True)
     return to_e4m3(x * inverse[:, None]), scale
-
-
-@triton.jit
-def store_e4m3(x, CACHE, cache_at, SCALE, scale_at, mask, kept):
-    """Store x [ROWS, D], zero past a row's end, where `mask` is; the scales of the `kept` rows."""
-    codes, scale = quantise_e4m3(x.to(tl.float32))
-    tl.store(CACHE + cache_at, codes, mask=mask)
-    tl.store(SCALE + scale_at, scale, mask=kept)

@@ -9,12 +9,26 @@ import torch
 import triton
 import triton.language as tl
 
-from radixserve_kernels.fp8 import store_e4m3
+from radixserve_kernels.fp8 import quantise_e4m3
 from radixserve_kernels.tiles import padded
 
 BLOCK_T = 16  # tokens per program
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OPTIONS = {"num_warps": 2, "enable_fp_fusion": False}
+
+
+@triton.jit
+def store_vectors(x, CACHE, cache_at, SCALE, scale_at, mask, kept, FP8: tl.constexpr):
+    """Store x [BLOCK_T, BLOCK_D] where `mask` is; with FP8 its codes, and scales where `kept` is.
+
+    x is zero past the end of a vector.
+    """
+    if FP8:
+        codes, scale = quantise_e4m3(x.to(tl.float32))
+        tl.store(CACHE + cache_at, codes, mask=mask)
+        tl.store(SCALE + scale_at, scale, mask=kept)
+    else:
+        tl.store(CACHE + cache_at, x, mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -51,17 +65,13 @@ def kv_write_kernel(
     mask = (slot >= 0)[:, None] & (d < HEAD_SIZE)[None, :]
     page, offset = slot // PAGE_SIZE, slot % PAGE_SIZE
     cache_at = (page * KV_PAGE + offset * KV_TOKEN + head * KV_HEAD)[:, None] + d[None, :]
-    k_at = (token * K_TOKEN + head * K_HEAD)[:, None] + d[None, :]  # [BLOCK_T, BLOCK_D]
-    v_at = (token * V_TOKEN + head * V_HEAD)[:, None] + d[None, :]
-    k = tl.load(K + k_at, mask=mask, other=0.0)
-    v = tl.load(V + v_at, mask=mask, other=0.0)
-    if FP8:
-        scale_at = page * SCALE_PAGE + offset * SCALE_TOKEN + head * SCALE_HEAD
-        store_e4m3(k, K_CACHE, cache_at, K_SCALE, scale_at, mask, slot >= 0)
-        store_e4m3(v, V_CACHE, cache_at, V_SCALE, scale_at, mask, slot >= 0)
-    else:
-        tl.store(K_CACHE + cache_at, k, mask=mask)
-        tl.store(V_CACHE + cache_at, v, mask=mask)
+    scale_at = page * SCALE_PAGE + offset * SCALE_TOKEN + head * SCALE_HEAD
+    k_at = K + (token * K_TOKEN + head * K_HEAD)[:, None] + d[None, :]  # [BLOCK_T, BLOCK_D]
+    k = tl.load(k_at, mask=mask, other=0.0)
+    store_vectors(k, K_CACHE, cache_at, K_SCALE, scale_at, mask, slot >= 0, FP8)
+    v_at = V + (token * V_TOKEN + head * V_HEAD)[:, None] + d[None, :]
+    v = tl.load(v_at, mask=mask, other=0.0)
+    store_vectors(v, V_CACHE, cache_at, V_SCALE, scale_at, mask, slot >= 0, FP8)
 
 
 def constants(

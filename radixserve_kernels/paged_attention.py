@@ -6,7 +6,6 @@ is planned once per step by `attention_plan.py`; block sizes are data (`tiles.py
 `reference.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -70,8 +69,9 @@ def paged_attention(
     work, tiles: who computes what, planned for these tokens with these tiles.
     scales: of K and V in an fp8 cache, [num_pages, page_size, Hkv] float32, equal strides.
 
-    Tokens that the plan leaves out are not written. Raises ValueError on shapes, dtypes, strides or
-    devices that do not fit.
+    Of tokens that the plan leaves out the result is zero, if it has no tiles.
+
+    Raises ValueError on shapes, dtypes, strides or devices that do not fit.
     """
     _check(q, k_cache, v_cache, scales)
     group = q.shape[1] // k_cache.shape[2]
@@ -105,7 +105,7 @@ def paged_attention(
                 work.num_parts, *numbers,
                 **compiled, **form(tiles, tile), num_warps=tile.num_warps, **OPTIONS,
             )  # fmt: skip
-    merging = merge_constants(q, options, tiles)
+    merging = merge_constants(q, options, tiles, some_tiled=len(work.tiles) > 0)
     grid = (len(q) * triton.cdiv(q.shape[1], merging["BLOCK_H"]),)
     merge_kernel[grid](
         parts, stats, positions, work.part_start, out, work.num_parts, options.window,
@@ -146,7 +146,7 @@ def constants(
     }
 
 
-def form(tiles: AttentionTiles, tile: Tile) -> Mapping[str, int]:
+def form(tiles: AttentionTiles, tile: Tile) -> dict[str, int | bool]:
     """Compile-time arguments of one form."""
     return {
         "CHUNK": tiles.chunk,
@@ -157,13 +157,14 @@ def form(tiles: AttentionTiles, tile: Tile) -> Mapping[str, int]:
 
 
 def merge_constants(
-    q: torch.Tensor, options: Options, tiles: AttentionTiles
+    q: torch.Tensor, options: Options, tiles: AttentionTiles, *, some_tiled: bool
 ) -> dict[str, int | bool]:
     """The compile-time arguments of `merge_kernel`."""
     return {
         "HEADS": q.shape[1],
         "HEAD_SIZE": q.shape[2],
         "WINDOW": options.window > 0,
+        "SOME_TILED": some_tiled,
         "CHUNK": tiles.chunk,
         "BLOCK_H": min(MERGE_HEADS, triton.next_power_of_2(q.shape[1])),
         "BLOCK_D": padded(q.shape[2]),

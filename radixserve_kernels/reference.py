@@ -1,12 +1,25 @@
 """What each op computes, in plain torch: the truth the kernels are tested against.
 
 Same names, arguments and results as the kernels; any device and layout, no limits on sizes. Made to
-be read, not to be fast: arithmetic is done in float64, attention row by row.
+be read, not to be fast: arithmetic is done in float64, attention row by row. Those of the choice of
+tokens stand in `reference_sampling.py`.
 """
 
 import torch
 
 from radixserve_kernels.attention_options import Options
+from radixserve_kernels.reference_sampling import edit_logits, sample
+
+__all__ = [
+    "edit_logits",
+    "kv_write",
+    "matmul",
+    "paged_attention",
+    "rms_norm",
+    "rope_kv_write",
+    "sample",
+    "silu_mul",
+]
 
 
 def paged_attention(

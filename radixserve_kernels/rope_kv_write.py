@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from radixserve_kernels import kv_write
-from radixserve_kernels.fp8 import store_e4m3
+from radixserve_kernels.kv_write import store_vectors
 
 BLOCK_T = 16  # tokens per program
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -63,8 +63,9 @@ def rope_kv_write_kernel(
     d = tl.arange(0, BLOCK_D)
     in_head = (d < HEAD_SIZE)[None, :]
     live = (token < num_tokens)[:, None] & in_head  # [BLOCK_T, BLOCK_D]
-    turn = tl.load(TURN + (token * HEAD_SIZE)[:, None] + d[None, :], mask=live, other=0.0)
+    turn_at = TURN + (token * HEAD_SIZE)[:, None] + d[None, :]
     if head < Q_HEADS:
+        turn = tl.load(turn_at, mask=live, other=0.0)
         q_at = Q + (token * Q_TOKEN + head * Q_HEAD)[:, None] + d[None, :]
         q = _rotated(tl.load(q_at, mask=live, other=0.0), turn, BLOCK_T, BLOCK_D)
         tl.store(q_at, q.to(Q.dtype.element_ty), mask=live)
@@ -74,19 +75,16 @@ def rope_kv_write_kernel(
         page, offset = slot // PAGE_SIZE, slot % PAGE_SIZE
         cache_at = (page * KV_PAGE + offset * KV_TOKEN + head * KV_HEAD)[:, None] + d[None, :]
         kept = (slot >= 0)[:, None] & in_head
+        scale_at = page * SCALE_PAGE + offset * SCALE_TOKEN + head * SCALE_HEAD
+        v_at = V + (token * V_TOKEN + head * V_HEAD)[:, None] + d[None, :]
+        v = tl.load(v_at, mask=kept, other=0.0)
+        store_vectors(v, V_CACHE, cache_at, V_SCALE, scale_at, kept, slot >= 0, FP8)
+        turn = tl.load(turn_at, mask=live, other=0.0)
         k_at = K + (token * K_TOKEN + head * K_HEAD)[:, None] + d[None, :]
         k = _rotated(tl.load(k_at, mask=live, other=0.0), turn, BLOCK_T, BLOCK_D)
         k = k.to(K.dtype.element_ty)
         tl.store(k_at, k, mask=live)
-        v_at = V + (token * V_TOKEN + head * V_HEAD)[:, None] + d[None, :]
-        v = tl.load(v_at, mask=kept, other=0.0)
-        if FP8:
-            scale_at = page * SCALE_PAGE + offset * SCALE_TOKEN + head * SCALE_HEAD
-            store_e4m3(k, K_CACHE, cache_at, K_SCALE, scale_at, kept, slot >= 0)
-            store_e4m3(v, V_CACHE, cache_at, V_SCALE, scale_at, kept, slot >= 0)
-        else:
-            tl.store(K_CACHE + cache_at, k, mask=kept)
-            tl.store(V_CACHE + cache_at, v, mask=kept)
+        store_vectors(k, K_CACHE, cache_at, K_SCALE, scale_at, kept, slot >= 0, FP8)
 
 
 def constants(

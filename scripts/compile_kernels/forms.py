@@ -10,11 +10,13 @@ import torch
 from compile_kernels.cover import pairwise
 from radixserve_kernels import (
     attention_kernels,
+    edit_logits,
     kv_write,
     matmul,
     paged_attention,
     rms_norm,
     rope_kv_write,
+    sample,
     silu_mul,
 )
 from radixserve_kernels.attention_options import Options
@@ -37,11 +39,16 @@ OPTIONS = {
 }
 # Types of arguments by name; other pointers are to the variant's dtype, other numbers int32.
 INTEGERS = (
-    "TABLE", "TILES", "POSITIONS", "ITEMS", "COUNT", "LOOKUP", "PART_START", "SLOTS"
+    "TABLE", "TILES", "POSITIONS", "ITEMS", "COUNT", "LOOKUP", "PART_START", "SLOTS",
+    "COUNTS", "EDIT_START", "EDIT_TOKEN", "TOKENS", "LAST_TOKENS",
+)  # fmt: skip
+FLOATS = (
+    "TURN", "PARTS", "STATS", "K_SCALE", "V_SCALE", "LOGITS", "EDIT_AMOUNT", "MAXIMA"
 )  # fmt: skip
 TYPES = {
     **dict.fromkeys(INTEGERS, "*i32"),
-    **dict.fromkeys(("TURN", "PARTS", "STATS", "K_SCALE", "V_SCALE"), "*fp32"),
+    **dict.fromkeys(FLOATS, "*fp32"),
+    **dict.fromkeys(("PARAMS", "GATHERED"), "*i64"),
     **dict.fromkeys(("eps", "score_scale", "softcap_log2"), "fp32"),
 }
 CODES = dict.fromkeys(("K", "V"), "*u8")  # of an fp8 cache
@@ -135,7 +142,7 @@ def attention(variant: Variant, chip: str, form: str) -> Launch:
     )  # fmt: skip
     options = OPTIONS[variant.option]
     if form == "merge":
-        constants = paged_attention.merge_constants(q, options, tiles)
+        constants = paged_attention.merge_constants(q, options, tiles, some_tiled=True)
         return Launch(
             attention_kernels.merge_kernel, constants, paged_attention.MERGE_OPTIONS, variant.dtype
         )
@@ -195,6 +202,16 @@ def silu(variant: Variant, chip: str) -> Launch:
     return Launch(silu_mul.silu_mul_kernel, constants, silu_mul.OPTIONS, variant.dtype)
 
 
+def edit(variant: Variant, chip: str) -> Launch:
+    constants = edit_logits.constants(torch.empty(2, VOCAB, device="meta"))
+    return Launch(edit_logits.edit_logits_kernel, constants, edit_logits.OPTIONS, "fp32")
+
+
+def choice(variant: Variant, chip: str) -> Launch:
+    constants = sample.constants(torch.empty(2, VOCAB, device="meta"))
+    return Launch(sample.sample_kernel, constants, sample.OPTIONS, "fp32")
+
+
 ATTENTION = tuple(VALUES)
 WRITES = ("dtype", "head_size", "page_size", "kv")
 FORMS = {
@@ -210,7 +227,10 @@ FORMS = {
     "norm": Form(partial(norm, of_heads=False), ("dtype", "head_size", "group")),
     "qk-norm": Form(partial(norm, of_heads=True), ("dtype", "head_size")),
     "silu": Form(silu, ("dtype", "head_size")),
+    "edit": Form(edit, ()),
+    "sample": Form(choice, ()),
 }
+VOCAB = 128256  # of the logits
 
 
 def core() -> Iterator[Variant]:

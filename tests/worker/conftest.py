@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from radixserve.config import WorkerConfig
 from radixserve.worker.runner import Runner
@@ -21,7 +23,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_runner(checkpoint: Path) -> Callable[..., Runner]:
     """A fresh runner with 64 pages of 8 tokens, all NaN."""
 
-    def make(backend: str = "torch") -> Runner:
+    def make(backend: str = "torch", **settings: Any) -> Runner:
         config = WorkerConfig(
             device="cpu",
             attention_backend=backend,
@@ -29,10 +31,13 @@ def make_runner(checkpoint: Path) -> Callable[..., Runner]:
             max_total_tokens=64 * PAGE_SIZE,
             max_running_requests=8,
             num_threads=1,
+            **settings,
         )
         runner = Runner(config, checkpoint)
         for pages in runner._cache.pages:
-            pages.fill_(float("nan"))
+            pages.fill_(0x7F if pages.dtype == torch.uint8 else float("nan"))
+        for scales in runner._cache.scales:
+            scales.fill_(float("nan"))
         return runner
 
     return make

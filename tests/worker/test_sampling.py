@@ -1,7 +1,7 @@
 """Sampling against plain definitions of each parameter, and independence of the batch."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from radixserve.worker.sampling.torch_sampler import CANDIDATES, invert, uniform
 VOCAB = 600  # more than CANDIDATES, so that both ways to truncate are taken
 GREEDY = Sampling(seed=0, temperature=0.0)
 CPU = torch.device("cpu")
+chosen = "torch"
 
 
 def logits_of(rows: int, seed: int = 0, spread: float = 3.0) -> torch.Tensor:
@@ -31,9 +32,22 @@ class Request(NamedTuple):
     answer: Sequence[int] = ()
 
 
-def make(*requests: Request, sampler: str = "torch") -> Sampler:
+@pytest.fixture(params=SAMPLERS, scope="module", autouse=True)
+def sampler(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test runs over all samplers."""
+    global chosen
+    chosen = request.param
+    yield
+
+
+def few(n: int) -> int:
+    """Fewer tries in the interpreter, which takes milliseconds for each."""
+    return n if chosen == "torch" else n // 20
+
+
+def make(*requests: Request) -> Sampler:
     """A sampler with the requests in its slots, in order."""
-    made = SAMPLERS[sampler](len(requests), VOCAB, CPU)
+    made = SAMPLERS[chosen](len(requests), VOCAB, CPU)
     for slot, (sampling, prompt, answer) in enumerate(requests):
         made.admit(Admit(slot, sampling, pack([*prompt, *answer]), len(prompt)))
     return made
@@ -109,7 +123,7 @@ def test_a_row_does_not_depend_on_the_batch(batch, seed):
 def test_frequencies_follow_the_distribution():
     sampling = Sampling(seed=5, temperature=1.0, top_k=4)
     logits = logits_of(1)[0]
-    n = 4000
+    n = few(4000)
     counts = np.bincount(draws(logits, sampling, n), minlength=VOCAB)
     p = truncated(logits, sampling).numpy()
     assert (np.abs(counts / n - p) < 5 * np.sqrt(p * (1 - p) / n) + 1e-12).all()
@@ -273,6 +287,7 @@ def test_the_last_token_of_a_lost_row_is_in_the_vocabulary():
     assert 0 <= sampler.last_tokens.item() < VOCAB
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in divide")
 def test_logits_that_an_edit_made_infinite_are_lost_alone():
     extreme = Sampling(seed=0, repetition_penalty=1e-39, top_logprobs=0)
     expected, _ = sample(logits_of(1), [Request(Sampling(seed=0))], [1])
@@ -284,7 +299,7 @@ def test_logits_that_an_edit_made_infinite_are_lost_alone():
 
 def test_almost_equal_tokens_do_not_change_places():
     sampling = Sampling(seed=1, top_p=0.9)
-    for position in range(200):
+    for position in range(few(200)):
         logits = torch.zeros(2, VOCAB)
         logits[:, 5:9] = 6.0
         logits[1, 5:9] += torch.tensor([0.0, 3e-6, 1e-6, 2e-6])

@@ -29,7 +29,7 @@ class TritonPaged:
 
     operators: ClassVar[str] = "triton"
     deterministic_operators: ClassVar[str] = "triton-deterministic"
-    sampler: ClassVar[str] = "torch"
+    sampler: ClassVar[str] = "triton"
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("auto", "fp8_e4m3")
 
     def __init__(self, setting: Setting) -> None:

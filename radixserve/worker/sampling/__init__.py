@@ -10,7 +10,11 @@ import torch
 
 from radixserve.worker.sampling.sampler import LOST, Logprobs, Sampled, Sampler
 from radixserve.worker.sampling.torch_sampler import TorchSampler
+from radixserve.worker.sampling.triton_sampler import TritonSampler
 
 __all__ = ["LOST", "SAMPLERS", "Logprobs", "Sampled", "Sampler"]
 
-SAMPLERS: dict[str, Callable[[int, int, torch.device], Sampler]] = {"torch": TorchSampler}
+SAMPLERS: dict[str, Callable[[int, int, torch.device], Sampler]] = {
+    "torch": TorchSampler,
+    "triton": TritonSampler,
+}
