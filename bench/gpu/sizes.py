@@ -178,9 +178,9 @@ TOY = Sizes(
     shared=32,
     own=4,
     rounds=1,
-    batches=((1, 40, 0), (2, 40, 0), (2, 40, 32)),
-    steps=3,
+    batches=((2, 40, 0), (2, 40, 32)),
+    steps=2,
     batch=2,
-    graph_tokens=4,
-    max_rows=4,
+    graph_tokens=2,
+    max_rows=2,
 )

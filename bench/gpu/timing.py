@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 FLUSH_BYTES = 256 << 20
+FLUSH_DEVICE = "cuda"
 MILLISECONDS = 40.0  # about so long is measured for all ways of one case
 LEAST, MOST = 5, 50  # rounds
 
@@ -68,7 +69,7 @@ class CudaTimer:
     """Events and graphs on the current device."""
 
     def __init__(self) -> None:
-        self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+        self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=FLUSH_DEVICE)
 
     def medians(self, ways: Mapping[str, Sequence[Call]]) -> dict[str, Timing]:
         runs = {name: _captured(calls) for name, calls in ways.items()}
