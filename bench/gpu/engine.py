@@ -101,9 +101,10 @@ def _decode(check: Check, served: Served, kind: str, case: tuple[int, int, int])
     unique = shared + count * (context - shared)
     nbytes = ITEM * (model.weights + unique * model.token_numbers)
     us = found.period * 1e6
-    note = f"{count / found.period:.0f} tokens/s, host {found.host * 1e6:.0f} us a step"
+    note = f"{count / found.period:.0f} tokens/s"
     check.timed(f"decode step, {kind}", text, us, nbytes=nbytes, note=note)
     check.fact(f"engine: decode {text}: {kind}", us)
+    check.row(f"host a step, us, {kind}", text, value=found.host * 1e6)
     if count == check.sizes.batch:
         check.row(f"idle between steps, {kind}", text, value=found.gap, note="share of the period")
         if found.outside is not None:

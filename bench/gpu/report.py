@@ -68,6 +68,7 @@ class Report:
         for section, case in cases:
             timed = [r for r in self.rows if (r.section, r.case) == (section, case) and r.us]
             lines.append(f"{section} {case}: {'; '.join(map(_short, timed))}")
+        lines += _named("== other numbers", (r for r in self.rows if r.value is not None), ("",))
         lines += _named("== not as it should be", self.rows, BAD)
         lines += _named("== findings", self.rows, ("finding",))
         lines += _named("== cut for time", self.rows, ("cut",))
