@@ -3,6 +3,7 @@
 import torch
 
 from bench.gpu.check import Check
+from radixserve_kernels.silu_mul import silu_mul
 
 SPAN = 200  # replays back to back
 
@@ -38,3 +39,6 @@ def _launch(check: Check) -> None:
     check.fact("graph_us", us)
     check.timed("graph of one tiny kernel, event to event", "", us)
     check.timed("tiny kernels launched one by one", "", check.timer.span(one.zero_, SPAN))
+    both = torch.zeros(1, 16, device=check.device)
+    us = check.timer.span(lambda: silu_mul(both), SPAN)
+    check.timed("tiny Triton kernels launched one by one", "", us)

@@ -44,6 +44,7 @@ class Check:
     facts: dict[str, float] = field(default_factory=dict)
     section: str = ""
     deadline: float = float("inf")  # of the section, by time.time()
+    compiled: bool = False  # whether this process has run a kernel
 
     @property
     def dry(self) -> bool:
@@ -141,11 +142,16 @@ class Check:
     def warm(self, calls: Sequence[Call]) -> None:
         """Run each once, side by side, so that kernels are compiled. Failures are the cases'.
 
-        In a dry run only the first: the interpreter has nothing to compile, and no threads.
+        The first of all alone, as triton then makes what all share. In a dry run no others: the
+        interpreter has nothing to compile, and no threads.
         """
-        workers = 1 if self.dry else min(COMPILERS, os.cpu_count() or 1)
-        with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(_quietly, calls[:1] if self.dry else calls))
+        first = int(not self.compiled)
+        for call in calls[:first]:
+            _quietly(call)
+        self.compiled = True
+        if not self.dry:
+            with ThreadPoolExecutor(min(COMPILERS, os.cpu_count() or 1)) as pool:
+                list(pool.map(_quietly, calls[first:]))
         self.free()
 
 
