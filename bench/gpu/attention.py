@@ -1,15 +1,16 @@
 """Attention of one layer: decoding over shared and own K/V, extensions, prefill; beside others."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from bench.gpu import rivals
-from bench.gpu.check import Check
+from bench.gpu.check import Absent, Check
 from bench.gpu.correct import layer_shape
 from bench.gpu.paged import Request, Rows, Shape
+from bench.gpu.sizes import Case
 from bench.gpu.timing import Call
 
 COLD_BYTES = 192 << 20  # of K/V that calls in turn read: several times the second-level cache
@@ -17,86 +18,133 @@ MOST_SETS = 16
 SPLIT_TOKENS = 2100  # new tokens of a row up to which splitting is tried
 
 
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One batch, and what it takes at least. The floor counts shared K/V once."""
+
+    name: str
+    shape: Shape
+    requests: Sequence[Request]
+    shared: int
+    nbytes: float
+    flops: float
+
+    def sets(self, check: Check) -> list[Rows]:
+        """The rows, as often as it takes that no call finds in the cache what the last one read."""
+        count = max(1, min(MOST_SETS, COLD_BYTES // max(1, int(self.nbytes))))
+        lengths = [length for _, _, length in self.requests]
+        sets = 1 if check.dry else count
+        return [Rows(self.shape, lengths, check.device, shared=self.shared) for _ in range(sets)]
+
+
+def decode_task(shape: Shape, case: Case) -> Task:
+    count, length, shared = case
+    name = f"{count} x {length}, {shared} shared, page {shape.page_size}"
+    unique = (shared + count * (length - shared)) * shape.token_bytes
+    return Task(
+        name=name + (", fp8" if shape.fp8 else ""),
+        shape=shape,
+        requests=[(row, 1, length) for row in range(count)],
+        shared=shared,
+        nbytes=unique,
+        flops=4 * count * length * shape.heads * shape.head_dim,
+    )
+
+
+def extend_task(shape: Shape, case: Case) -> Task:
+    count, new, cached = case
+    length = new + cached
+    pairs = new * cached + new * (new + 1) / 2
+    q_bytes = count * new * shape.heads * shape.head_dim * shape.dtype.itemsize
+    return Task(
+        name=f"{count} x {new} new on {cached}",
+        shape=shape,
+        requests=[(row, new, length) for row in range(count)],
+        shared=0,
+        nbytes=count * length * shape.token_bytes + 2 * q_bytes,  # the result is as large
+        flops=4 * shape.heads * shape.head_dim * count * pairs,
+    )
+
+
 def decode(check: Check) -> None:
     """Section: one new token per row."""
+    for task in _decodes(check):
+        check.case("ours", task.name, partial(_decode, check, task), seconds=5)
+        check.free()
+
+
+def _decodes(check: Check) -> Iterator[Task]:
     sizes = check.sizes
     for index, case in enumerate(sizes.decode):
         for page_size in sizes.page_sizes:
-            shapes = [layer_shape(check, page_size)]
+            yield decode_task(layer_shape(check, page_size), case)
             if index == 0 and page_size == sizes.page_sizes[0]:
-                shapes.append(layer_shape(check, page_size, fp8=True))
-            for shape in shapes:
-                name = f"{case[0]} x {case[1]}, {case[2]} shared, page {page_size}"
-                name += ", fp8" if shape.fp8 else ""
-                call = partial(_decode, check, name, shape, *case)
-                check.case("ours", name, call, seconds=6)
-                check.free()
+                yield decode_task(layer_shape(check, page_size, fp8=True), case)
 
 
-def _decode(check: Check, name: str, shape: Shape, count: int, length: int, shared: int) -> None:
-    requests = [(row, 1, length) for row in range(count)]
-    unique = (shared + count * (length - shared)) * shape.token_bytes
-    sets = _sets(check, shape, requests, shared, unique)
-    q = sets[0].query(requests)
-    ways = {"ours": [rows.launch(requests, q=q, max_parts=shape.engine_parts) for rows in sets]}
-    if shape.page_size == check.sizes.page_sizes[0]:
-        ways |= rivals.ready(check, sets, requests, q, name)
-    model = check.sizes.model
-    flops = 4 * count * length * model.heads * model.head_dim
-    _timed(check, name, ways, unique, flops)
+def _decode(check: Check, task: Task) -> None:
+    sets = task.sets(check)
+    _timed(check, task, {"ours": _ours(task, sets, sets[0].query(task.requests))})
+
+
+def _ours(task: Task, sets: Sequence[Rows], q: torch.Tensor) -> list[Call]:
+    """As the engine does it."""
+    parts = task.shape.engine_parts
+    return [rows.launch(task.requests, q=q, max_parts=parts) for rows in sets]
 
 
 def extend(check: Check) -> None:
     """Section: several new tokens per row, behind cached ones or none."""
-    for count, new, cached in check.sizes.extend:
-        name = f"{count} x {new} new on {cached}"
-        shape = layer_shape(check, check.sizes.page_sizes[0])
-        call = partial(_extend, check, name, shape, count, new, cached)
-        check.case("ours", name, call, seconds=8)
+    shape = layer_shape(check, check.sizes.page_sizes[0])
+    for case in check.sizes.extend:
+        task = extend_task(shape, case)
+        check.case("ours", task.name, partial(_extend, check, task), seconds=6)
         check.free()
 
 
-def _extend(check: Check, name: str, shape: Shape, count: int, new: int, cached: int) -> None:
-    length = new + cached
-    requests = [(row, new, length) for row in range(count)]
-    nbytes = count * length * shape.token_bytes
-    nbytes += 2 * count * new * shape.heads * shape.head_dim * shape.dtype.itemsize  # q and result
-    sets = _sets(check, shape, requests, 0, count * length * shape.token_bytes)
-    q, tiles = sets[0].query(requests), sets[0].tiles()
+def _extend(check: Check, task: Task) -> None:
+    """Also with all rows tiled, and all split."""
+    sets = task.sets(check)
+    q, tiles = sets[0].query(task.requests), sets[0].tiles()
     ways = {
-        "ours": [rows.launch(requests, q=q, max_parts=shape.engine_parts) for rows in sets],
-        "ours, tiled": [rows.launch(requests, q=q, max_parts=0) for rows in sets],
+        "ours": _ours(task, sets, q),
+        "ours, tiled": [rows.launch(task.requests, q=q, max_parts=0) for rows in sets],
     }
+    _, new, _ = task.requests[0]
     if new <= SPLIT_TOKENS:
         split = replace(tiles, split_tokens=max(new, tiles.split_tokens))
-        ways["ours, split"] = [rows.launch(requests, split, q=q) for rows in sets]
-    ways |= rivals.ready(check, sets, requests, q, name)
-    pairs = new * cached + new * (new + 1) / 2
-    flops = 4 * shape.heads * shape.head_dim * count * pairs
-    _timed(check, name, ways, nbytes, flops)
+        ways["ours, split"] = [rows.launch(task.requests, split, q=q) for rows in sets]
+    _timed(check, task, ways)
 
 
-def _sets(
-    check: Check, shape: Shape, requests: Sequence[Request], shared: int, nbytes: int
-) -> list[Rows]:
-    """The rows, as often as it takes that no call finds in the cache what the last one read."""
-    count = 1 if check.dry else max(1, min(MOST_SETS, COLD_BYTES // max(1, nbytes)))
-    lengths = [length for _, _, length in requests]
-    return [Rows(shape, lengths, check.device, shared=shared) for _ in range(count)]
+def beside(check: Check) -> None:
+    """Section: the same batches by others, in turn with ours."""
+    shape = layer_shape(check, check.sizes.page_sizes[0])
+    tasks = [decode_task(shape, case) for case in check.sizes.decode]
+    tasks += [extend_task(shape, case) for case in check.sizes.extend]
+    for task in tasks:
+        check.case("ours", task.name, partial(_beside, check, task), seconds=5)
+        check.free()
 
 
-def _timed(
-    check: Check, name: str, ways: dict[str, list[Call]], nbytes: float, flops: float
-) -> None:
+def _beside(check: Check, task: Task) -> None:
+    sets = task.sets(check)
+    q = sets[0].query(task.requests)
+    others = rivals.ready(check, sets, task.requests, q, task.name)
+    if not others:
+        raise Absent("nobody to compare with")
+    _timed(check, task, {"ours": _ours(task, sets, q)} | others)
+
+
+def _timed(check: Check, task: Task, ways: Mapping[str, list[Call]]) -> None:
+    check.warm([calls[0] for calls in ways.values()])
     with torch.inference_mode():
-        check.warm([calls[0] for calls in ways.values()])
         timings = check.timer.medians(ways)
     for way, timing in timings.items():
-        ours = way.startswith("ours")
         note = "" if timing.captured else "not as a graph"
         check.timed(
-            way, name, timing.us, nbytes=nbytes, flops=flops,
-            section="" if ours else rivals.SECTION, note=note,
+            way, task.name, timing.us, nbytes=task.nbytes, flops=task.flops, note=note
         )  # fmt: skip
-        check.fact(f"{check.section}: {name}: {way}", timing.us)
-    check.fact(f"{check.section}: {name}: floor", check.floor_us(nbytes, flops))
+        check.fact(f"{check.section}: {task.name}: {way}", timing.us)
+    floor = check.floor_us(task.nbytes, task.flops)
+    check.fact(f"{check.section}: {task.name}: floor", floor)

@@ -30,6 +30,7 @@ def section(check: Check) -> None:
     for name in check.sizes.model.products:
         check.case("bits of matmul", name, partial(_matmul, check, name))
     check.case("bits of rms_norm and silu_mul", "", lambda: _rowwise(check))
+    _conclusion(check)
 
 
 def same(check: Check, name: str, case: str, out: Tensor, expected: Tensor, *, must: bool) -> None:
@@ -42,6 +43,19 @@ def same(check: Check, name: str, case: str, out: Tensor, expected: Tensor, *, m
     share = float((difference != 0).double().mean())
     note = f"DIFFERS by up to {largest:.2e}, in {100 * share:.2g} % of the numbers"
     check.row(name, case, verdict="DIFFERS" if must else "finding", note=note)
+
+
+def _conclusion(check: Check) -> None:
+    """Whether all that was compared between forms agrees."""
+    compared = [row for row in check.report.rows if row.name.startswith("bits: ")]
+    if any(row.verdict == "failed" for row in check.report.rows) or not compared:
+        return
+    differing = sum(row.verdict != "OK" for row in compared)
+    note = "deterministic mode may use forms of 16 rows beside larger ones"
+    if differing:
+        note = f"deterministic mode needs uniform forms: {differing} comparisons differ"
+    verdict = "finding" if differing else "OK"
+    check.row("bits: all forms alike", verdict=verdict, note=note)
 
 
 def _rows(check: Check) -> Rows:

@@ -1,6 +1,8 @@
 """What was to be reached, and what was."""
 
+from bench.gpu.attention import decode_task, extend_task
 from bench.gpu.check import Check
+from bench.gpu.correct import layer_shape
 
 FLASHINFER = "FlashInfer"
 
@@ -33,20 +35,21 @@ def _ratio(check: Check, above: str, below: str) -> float | None:
 
 
 def decode_case(check: Check, *, shared: bool) -> str:
-    """The first case with or without shared tokens, as `attention.decode` names it."""
+    """The first case with or without shared tokens, as `attention` names it."""
     cases = [case for case in check.sizes.decode if (0 < case[2] < case[1]) == shared]
-    count, length, common = cases[0]
-    return f"decode: {count} x {length}, {common} shared, page {check.sizes.page_sizes[0]}"
+    return decode_task(layer_shape(check, check.sizes.page_sizes[0]), cases[0]).name
 
 
-def extend_case(check: Check, *, cached: bool, last: bool = False) -> str:
+def extend_case(check: Check, *, cached: bool) -> str:
+    """The first case behind cached tokens, or the last one without."""
     cases = [case for case in check.sizes.extend if (case[2] > 0) == cached]
-    count, new, before = cases[-1 if last else 0]
-    return f"extend: {count} x {new} new on {before}"
+    return extend_task(
+        layer_shape(check, check.sizes.page_sizes[0]), cases[0 if cached else -1]
+    ).name
 
 
 def _decode(check: Check) -> None:
-    plain, shared = decode_case(check, shared=False), decode_case(check, shared=True)
+    plain, shared = (f"decode: {decode_case(check, shared=some)}" for some in (False, True))
     share = _ratio(check, f"{plain}: floor", f"{plain}: ours")
     goal(check, "decode, nothing shared: share of copy bandwidth", share, 0.9, least=True)
     times = _ratio(check, f"{shared}: ours", f"{shared}: floor")
@@ -54,10 +57,9 @@ def _decode(check: Check) -> None:
 
 
 def _extend(check: Check) -> None:
-    short = extend_case(check, cached=True)
+    short, whole = (f"extend: {extend_case(check, cached=some)}" for some in (True, False))
     times = _ratio(check, f"{short}: ours", f"{short}: floor")
     goal(check, "extend behind a prefix: times its floor", times, 3.0, least=False)
-    whole = extend_case(check, cached=False, last=True)
     share = _ratio(check, f"{whole}: floor", f"{whole}: ours")
     goal(check, "prefill attention: share of the peak", share, 0.6, least=True)
 
@@ -82,11 +84,10 @@ def _rivals(check: Check) -> None:
         decode_case(check, shared=False),
         decode_case(check, shared=True),
         extend_case(check, cached=True),
-        extend_case(check, cached=False, last=True),
+        extend_case(check, cached=False),
     ):
-        theirs = [
-            us for name, us in check.facts.items() if name.startswith(f"{case}: {FLASHINFER}")
-        ]
-        ours = check.facts.get(f"{case}: ours")
+        fact = f"rivals: {case}: "
+        theirs = [us for name, us in check.facts.items() if name.startswith(fact + FLASHINFER)]
+        ours = check.facts.get(fact + "ours")
         ratio = ours / min(theirs) if ours and theirs else None
         goal(check, f"times FlashInfer's, {case}", ratio, 1.0, least=False)

@@ -19,7 +19,6 @@ from bench.gpu.check import Absent, Check
 from bench.gpu.paged import Request, Rows
 from bench.gpu.timing import Call
 
-SECTION = "rivals"
 WORKSPACE_BYTES = 128 << 20
 CONTIGUOUS_BYTES = 16 << 30  # most that a copy without pages may take
 
@@ -33,9 +32,7 @@ def ready(
     """Those that can do the case, over each of `sets`, each run once."""
     found: dict[str, list[Call]] = {}
     for name, rival in RIVALS.items():
-        calls = check.case(
-            name, case, partial(_prepared, rival, sets, requests, q), section=SECTION
-        )
+        calls = check.case(name, case, partial(_prepared, rival, sets, requests, q))
         if calls:
             found[name] = calls
     return found

@@ -25,13 +25,14 @@ class Section:
 
 
 SECTIONS: dict[str, Section] = {
-    "ceilings": Section("bench.gpu.ceilings", "section", 30),
+    "ceilings": Section("bench.gpu.ceilings", "section", 20),
     "correctness": Section("bench.gpu.correct", "section", 80),
-    "decode": Section("bench.gpu.attention", "decode", 80),
-    "extend": Section("bench.gpu.attention", "extend", 50),
+    "decode": Section("bench.gpu.attention", "decode", 60),
+    "extend": Section("bench.gpu.attention", "extend", 40),
     "products": Section("bench.gpu.products", "section", 40),
+    "rivals": Section("bench.gpu.attention", "beside", 50),
     "engine": Section("bench.gpu.engine", "section", 130),
-    "tuning": Section("bench.gpu.tuning", "section", 60),
+    "tuning": Section("bench.gpu.tuning", "section", 50),
     "goals": Section("bench.gpu.goals", "section", 0),
 }
 
