@@ -30,7 +30,7 @@ class Row:
             (self.us, "{:.1f} us"),
             (self.gbs, "{:.0f} GB/s"),
             (self.tflops, "{:.1f} TFLOP/s"),
-            (None if self.share is None else 100 * self.share, "{:.0f} % of the floor"),
+            (None if self.share is None else 100 * self.share, "{:.0f} % of the ceiling"),
             (self.value, "{:.4g}"),
         )
         shown = [form.format(number) for number, form in numbers if number is not None]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -65,18 +66,26 @@ def _call(check: Any, section: Section) -> None:
 
 
 def stamp(command: str, commit: str, *, dry: bool) -> dict[str, Any]:
-    """What each saved line says beside its row."""
+    """What each saved line says beside its row, as `bench.record` has it."""
+    from bench import record
+
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "commit": commit or _commit(),
+        "machine": record.machine() | {"triton": importlib.metadata.version("triton")},
+        "command": command,
+        "dry_run": dry,
+    }
+
+
+def _commit() -> str:
+    """Empty where there is no git."""
     from bench import record
 
     try:
-        entry = record.entry(command, {})
-    except OSError:  # no git on this machine
-        entry = {"command": command, "machine": record.machine()}
-    if commit:
-        entry["commit"] = commit
-    entry.pop("result", None)
-    entry["machine"]["triton"] = importlib.metadata.version("triton")
-    return entry | {"dry_run": dry}
+        return record.commit()
+    except OSError:
+        return ""
 
 
 def interpreter(*, dry: bool) -> AbstractContextManager[None]:
