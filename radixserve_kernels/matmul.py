@@ -2,37 +2,19 @@
 
 Called by the decoder's deterministic operators. Whatever the number of rows, an output is one chain
 of additions over its inputs, from the first to the last in steps of `block_k`: no split of that
-sum, and one step in all forms (as in Thinking Machines' batch-invariant products, 2025).
+sum, and one step in all forms (as in Thinking Machines' batch-invariant products, 2025). Block
+sizes are data (`tiles.py`).
 """
-
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
+from radixserve_kernels.tiles import UNIFORM_M, MatmulTile, chip_of, matmul_tiles
+
 GROUP_M = 8  # row tiles that go through the weights together, for reuse in the second-level cache
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OPTIONS = {"enable_fp_fusion": False}
-
-
-@dataclass(frozen=True)
-class Tile:
-    """One compiled shape: `block_m` rows by `block_n` outputs, over `block_k` inputs at a time."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-
-
-# bytes of an element -> forms by rows; block_k is the order of addition, so it is the same in all
-TILES = {
-    2: (Tile(16, 32, 64, 4, 5), Tile(64, 64, 64, 4, 4), Tile(128, 128, 64, 8, 3)),
-    4: (Tile(16, 32, 32, 4, 4), Tile(64, 64, 32, 4, 3), Tile(128, 64, 32, 8, 3)),
-}
-UNIFORM_M = 64  # the least block_m of wgmma and tcgen05; 16 rows take mma.sync, or another mfma
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -80,14 +62,17 @@ def matmul_kernel(
     tl.store(out_at, total.to(OUT.dtype.element_ty), mask=in_x & in_weight)
 
 
-def tile_for(itemsize: int, num_rows: int, *, uniform: bool) -> Tile:
-    """The smallest tile that holds all rows, else the largest; if uniform, of one instruction."""
-    forms = [t for t in TILES[itemsize] if t.block_m >= UNIFORM_M or not uniform]
+def tile_for(chip: str, itemsize: int, num_rows: int, *, uniform: bool) -> MatmulTile:
+    """The smallest tile that holds all rows, else the largest; if uniform, of one instruction.
+
+    chip: one of `tiles.CHIPS`.
+    """
+    forms = [t for t in matmul_tiles(chip, itemsize) if t.block_m >= UNIFORM_M or not uniform]
     return next((tile for tile in forms if tile.block_m >= num_rows), forms[-1])
 
 
 def constants(
-    x: torch.Tensor, weight: torch.Tensor, tile: Tile, *, has_bias: bool
+    x: torch.Tensor, weight: torch.Tensor, tile: MatmulTile, *, has_bias: bool
 ) -> dict[str, int]:
     """The kernel's compile-time arguments for tensors of these shapes and strides (any device)."""
     return {
@@ -102,7 +87,7 @@ def constants(
     }
 
 
-def options(tile: Tile) -> dict[str, int]:
+def options(tile: MatmulTile) -> dict[str, int]:
     """What the kernel is compiled with for this tile."""
     return {"num_warps": tile.num_warps, "num_stages": tile.num_stages, **OPTIONS}
 
@@ -129,7 +114,7 @@ def matmul(
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
     if rows == 0:
         return out
-    tile = tile_for(x.element_size(), rows, uniform=uniform)
+    tile = tile_for(chip_of(x.device), x.element_size(), rows, uniform=uniform)
     grid = (triton.cdiv(rows, tile.block_m) * triton.cdiv(outputs, tile.block_n),)
     matmul_kernel[grid](
         x,

@@ -21,6 +21,7 @@ CHIPS = ("sm_80", "sm_90", "sm_100", "gfx942", INTERPRETER)
 MAX_GROUP = 16
 MAX_HEAD_SIZE = 256
 LEAST_HEAD_SIZE = 64  # of an entry
+UNIFORM_M = 64  # the least block_m of wgmma and tcgen05; 16 rows take mma.sync, or another mfma
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,17 @@ class AttentionTiles:
         return replace(self, narrow=self.wide)
 
 
+@dataclass(frozen=True)
+class MatmulTile:
+    """One compiled shape: `block_m` rows by `block_n` outputs, over `block_k` inputs at a time."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
 def attention_tiles(
     chip: str,
     itemsize: int,
@@ -86,6 +98,20 @@ def _attention_tiles(
         "page_size": page_size,
     }
     return most_specific(tuned(), "attention", asked)
+
+
+@cache
+def matmul_tiles(chip: str, itemsize: int) -> tuple[MatmulTile, ...]:
+    """The tiles for elements of `itemsize` bytes, from few rows to many; all add in one order.
+
+    The last has at least `UNIFORM_M` rows.
+
+    Raises ValueError if the file has no entry for them.
+    """
+    forms: tuple[MatmulTile, ...] = most_specific(
+        tuned(), "matmul", {"chip": chip, "bytes": itemsize}
+    )
+    return forms
 
 
 @cache
@@ -224,6 +250,29 @@ def _tile(form: str, values: dict[str, Any], block_n: int) -> Tile:
     )
 
 
+def _matmul(values: dict[str, Any]) -> tuple[MatmulTile, ...]:
+    _check_names("an entry of matmul", values, {"block_k", "forms"})
+    block_k = _power_of_two("block_k", values["block_k"], 16)
+    if not isinstance(values["forms"], list):
+        raise ValueError("forms must be a list")
+    forms = tuple(_matmul_tile(form, block_k) for form in values["forms"])
+    heights = [form.block_m for form in forms]
+    if heights != sorted(set(heights)) or not heights or heights[-1] < UNIFORM_M:
+        raise ValueError(f"block_m of forms must rise, to at least {UNIFORM_M}")
+    return forms
+
+
+def _matmul_tile(values: dict[str, Any], block_k: int) -> MatmulTile:
+    _check_names("a form", values, {"block_m", "block_n", "num_warps", "num_stages"})
+    return MatmulTile(
+        block_m=_power_of_two("block_m of a form", values["block_m"], 16),
+        block_n=_power_of_two("block_n of a form", values["block_n"], 16),
+        block_k=block_k,
+        num_warps=_power_of_two("num_warps of a form", values["num_warps"], 1),
+        num_stages=_count("num_stages of a form", values["num_stages"]),
+    )
+
+
 def _check_names(what: str, values: object, names: set[str]) -> None:
     if not isinstance(values, dict) or values.keys() != names:
         raise ValueError(f"{what} must have exactly {', '.join(sorted(names))}")
@@ -232,4 +281,5 @@ def _check_names(what: str, values: object, names: set[str]) -> None:
 # kernel -> names of its keys, and what parses the rest of an entry
 KERNELS: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Any]], Any]]] = {
     "attention": (("chip", "bytes", "kv_bytes", "head_size", "group", "page_size"), _attention),
+    "matmul": (("chip", "bytes"), _matmul),
 }

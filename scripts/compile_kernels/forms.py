@@ -181,7 +181,7 @@ def product(variant: Variant, chip: str, rows: int) -> Launch:
     """Of all query heads together, with as many outputs, and a bias."""
     x = step_tensors(variant)[0].flatten(1)
     weight = torch.empty(x.shape[1], x.shape[1], dtype=x.dtype, device="meta")
-    tile = matmul.tile_for(x.element_size(), rows, uniform=False)
+    tile = matmul.tile_for(chip, x.element_size(), rows, uniform=False)
     constants = matmul.constants(x, weight, tile, has_bias=True)
     options = matmul.options(tile)
     return Launch(matmul.matmul_kernel, constants, options, variant.dtype, block_m=tile.block_m)

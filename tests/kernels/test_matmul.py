@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from radixserve_kernels import reference
-from radixserve_kernels.matmul import TILES, UNIFORM_M, matmul, tile_for
+from radixserve_kernels.matmul import matmul, tile_for
+from radixserve_kernels.tiles import CHIPS, UNIFORM_M, matmul_tiles
 from tests.kernels.paged_rows import TOLERANCE
 
 HEIGHTS = (1, 2, 5, 16, 17, 64, 65, 130)
@@ -98,12 +99,13 @@ def test_nothing_to_do(device):
     assert matmul(x[:0], weight, bias).shape == (0, 48)
 
 
-def test_all_forms_add_in_the_same_steps():
-    for itemsize, tiles in TILES.items():
-        assert len({tile.block_k for tile in tiles}) == 1
-        chosen = [tile_for(itemsize, rows, uniform=False).block_m for rows in HEIGHTS]
-        assert chosen == [16, 16, 16, 16, 64, 64, 128, 128]
-        assert all(tile_for(itemsize, r, uniform=True).block_m >= UNIFORM_M for r in HEIGHTS)
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_all_forms_add_in_the_same_steps(chip, itemsize):
+    assert len({tile.block_k for tile in matmul_tiles(chip, itemsize)}) == 1
+    chosen = [tile_for(chip, itemsize, rows, uniform=False).block_m for rows in HEIGHTS]
+    assert chosen == [16, 16, 16, 16, 64, 64, 128, 128]
+    assert all(tile_for(chip, itemsize, r, uniform=True).block_m >= UNIFORM_M for r in HEIGHTS)
 
 
 WRONG = {

@@ -82,7 +82,7 @@ def test_ties_are_refused_until_an_entry_settles_them():
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"kernel": "convolution"}, "kernel must be one of attention"),
+        ({"kernel": "convolution"}, "kernel must be one of attention, matmul"),
         ({"chip": "sm_75"}, 'chip must be "\\*" or one of sm_80'),
         ({"bytes": "2"}, "bytes must be a positive whole number"),
         ({"group": None}, "group must be a positive whole number"),
@@ -107,6 +107,41 @@ def test_a_bad_entry_is_named(wrong, sentence):
     with pytest.raises(ValueError, match=f'tuned.json: {sentence}.*: {{"kernel": ') as caught:
         table_of([entry(bytes=4), entry(**wrong)])
     assert '"bytes": 4' not in str(caught.value)
+
+
+def product(**changes):
+    form = {"block_n": 32, "num_warps": 4, "num_stages": 3}
+    forms = [form | {"block_m": rows} for rows in (16, 64)]
+    return {"kernel": "matmul", "chip": "*", "bytes": 2, "block_k": 64, "forms": forms} | changes
+
+
+def test_forms_of_matmul_have_one_step():
+    table = table_of([product(), product(chip="sm_90", block_k=128)])
+    for chip, block_k in {"sm_80": 64, "sm_90": 128}.items():
+        found = tiles.most_specific(table, "matmul", {"chip": chip, "bytes": 2})
+        assert [form.block_m for form in found] == [16, 64]
+        assert {form.block_k for form in found} == {block_k}
+    with pytest.raises(ValueError, match="no entry of matmul"):
+        tiles.matmul_tiles("sm_90", 8)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"bytes": 0}, "bytes must be a positive"),
+        ({"block_k": 48}, "block_k must be a power of two, at least 16"),
+        ({"block_m": 16}, "an entry of matmul must have exactly block_k, forms"),
+        ({"forms": 3}, "forms must be a list"),
+        ({"forms": []}, "block_m of forms must rise, to at least 64"),
+        ({"forms": product()["forms"][:1]}, "block_m of forms must rise"),
+        ({"forms": product()["forms"][::-1]}, "block_m of forms must rise"),
+        ({"forms": [{"block_m": 64}]}, "a form must have exactly block_m, block_n, num_stages"),
+        ({"forms": [product()["forms"][1] | {"block_n": 8}]}, "block_n of a form must be a power"),
+    ],
+)
+def test_a_bad_entry_of_matmul_is_named(wrong, sentence):
+    with pytest.raises(ValueError, match=f"tuned.json: {sentence}"):
+        table_of([product(**wrong)])
 
 
 def test_an_entry_that_stands_twice_is_named():
