@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.gpu.report import FILE, Report, Row
 from bench.gpu.run import BUDGET, SECTIONS
 
 ROOT = Path(__file__).parents[2]
 STATE = "state.json"
-FILES = (STATE, "facts.json", "gpu-check.jsonl")  # of an earlier run
+FILES = (STATE, "facts.json", FILE)  # of an earlier run
 POLL_SECONDS = 0.1
 START_SECONDS = 120.0  # for imports, before the first section begins
 NO_END = 1e9  # seconds: a dry run is not cut
@@ -55,7 +56,7 @@ def main(argv: Sequence[str], out: str) -> int:
     child += ["--commit", args.commit] if args.commit else []
     child += ["--dry-run"] if args.dry_run else []
     code = supervise(child, args.sections, time.time() + args.budget, args.out)
-    print(f"results: {args.out / FILES[-1]}", flush=True)
+    print(f"results: {args.out / FILE}", flush=True)
     return code
 
 
@@ -81,7 +82,8 @@ def supervise(child: Sequence[str], sections: Sequence[str], ends: float, out: P
             return bad or code
         bad = 1
         begun = _state(out).get("section") or left[0]
-        print(f"{begun} | the process ended with {code} | failed", flush=True)
+        note = f"ended with {code}, going on behind {begun}"
+        Report(out, {}).add(Row(section=begun, name="process", verdict="failed", note=note))
         left = left[left.index(begun) + 1 :]
     return bad
 

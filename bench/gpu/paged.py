@@ -17,7 +17,7 @@ from radixserve_kernels.tiles import AttentionTiles, attention_tiles, chip_of
 NO_PAGE = 2**31 - 1
 SPARE_PAGES = 3  # that no row owns
 FP8_MAX = 448.0
-PART_BYTES = 256 << 20  # room for partial results, as the worker has it on a GPU
+PART_BYTES = 512 << 20  # room for partial results, as the worker has it on a GPU
 ALL = 10**7  # room for any number of partial results
 
 Request = tuple[int, int, int]  # row, new tokens, length with them
@@ -169,7 +169,10 @@ class Rows:
         )
         plan = planner.plan(np.arange(len(rows), dtype=np.int32), starts, news)
         tensors = {n: torch.from_numpy(a.copy()).to(self.device) for n, a in plan.arrays().items()}
-        return Work(**tensors, num_parts=plan.num_parts)
+        shape = (plan.num_parts, self.shape.heads, self.shape.head_dim)
+        parts = torch.empty(shape, device=self.device)
+        stats = torch.empty((2, *shape[:2]), device=self.device)
+        return Work(**tensors, parts=parts, stats=stats, num_parts=plan.num_parts)
 
     def attend(
         self,

@@ -114,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
         try:
             run_sections(check, args.sections.split(","), args.ends, SECTIONS)
         except Exception as error:  # DeviceLost, or a bug in this file
-            check.row("process", verdict="failed", note=f"{type(error).__name__}: {error}"[:300])
+            check.row("device", verdict="failed", note=f"{type(error).__name__}: {error}"[:300])
             return LOST
         print(check.report.table(), flush=True)
         return int(check.report.failed)

@@ -160,8 +160,9 @@ def test_the_sections_behind_one_that_kills_its_process_are_run(
     assert supervise(child, names, time.time() + 50, tmp_path) == 1
     assert (tmp_path / "log").read_text().split() == names
     said = capfd.readouterr().out
-    for name in ("dies", "loses", "hangs"):
-        assert f"{name} | the process ended with" in said
+    for name, code in (("dies", -9), ("loses", LOST), ("hangs", -9)):
+        assert f"{name} | process | failed | ended with {code}" in said
+    assert len(Report(tmp_path, {}).rows) == 3, "they are saved, too"
     (tmp_path / "log").unlink()
     assert supervise(child, ["good", "last"], time.time() + 50, tmp_path) == 0
     never = [sys.executable, "-c", "import sys; sys.exit(7)"]
