@@ -142,9 +142,7 @@ def _timed(check: Check, task: Task, ways: Mapping[str, list[Call]]) -> None:
         timings = check.timer.medians(ways)
     for way, timing in timings.items():
         note = "" if timing.captured else "not as a graph"
-        check.timed(
-            way, task.name, timing.us, nbytes=task.nbytes, flops=task.flops, note=note
-        )  # fmt: skip
+        check.timed(way, task.name, timing.us, nbytes=task.nbytes, flops=task.flops, note=note)
         check.fact(f"{check.section}: {task.name}: {way}", timing.us)
     floor = check.floor_us(task.nbytes, task.flops)
     check.fact(f"{check.section}: {task.name}: floor", floor)

@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from bench.gpu.timing import Call, Timer
 T = TypeVar("T")
 STATE = "state.json"
 FACTS = "facts.json"
+ERRORS = "errors.txt"  # where each failed case has its traceback
 HANG_SECONDS = 60.0  # beyond a section's time, after which it is taken for hanging
 FAR = 1e12  # a time that does not come
 COMPILERS = 16  # threads; a compilation is mostly ptxas
@@ -66,8 +68,8 @@ class Check:
         self.facts[name] = value
         _write(self.folder / FACTS, self.facts)
 
-    def row(self, name: str, case: str = "", section: str = "", **values: Any) -> None:
-        self.report.add(Row(section=section or self.section, name=name, case=case, **values))
+    def row(self, name: str, case: str = "", **values: Any) -> None:
+        self.report.add(Row(section=self.section, name=name, case=case, **values))
 
     def timed(
         self,
@@ -77,7 +79,6 @@ class Check:
         *,
         nbytes: float = 0,
         flops: float = 0,
-        section: str = "",
         note: str = "",
     ) -> None:
         """A row of a time, with the rates and the share of the floor that follow."""
@@ -85,7 +86,6 @@ class Check:
         self.row(
             name,
             case,
-            section,
             us=us,
             gbs=nbytes / us / 1e3 if nbytes else None,
             tflops=flops / us / 1e6 if flops else None,
@@ -107,24 +107,25 @@ class Check:
         call: Callable[[], T],
         *,
         seconds: float = 3.0,
-        section: str = "",
     ) -> T | None:
         """What `call` gives; None, and a row that says why, if it fails or there is no time.
 
         `seconds`: what it may need, compiling included. Raises DeviceLost if the device is.
         """
         if self.left < seconds:
-            self.row(name, case, section, verdict="cut", note=f"needs about {seconds:.0f} s")
+            self.row(name, case, verdict="cut", note=f"needs about {seconds:.0f} s")
             return None
         try:
             return call()
         except DeviceLost:
             raise
         except Absent as error:
-            self.row(name, case, section, verdict="skipped", note=str(error))
+            self.row(name, case, verdict="skipped", note=str(error))
         except Exception as error:
+            with (self.folder / ERRORS).open("a", encoding="utf-8") as out:
+                out.write(f"{self.section}, {name}, {case}: {traceback.format_exc()}\n")
             note = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
-            self.row(name, case, section, verdict="failed", note=note)
+            self.row(name, case, verdict="failed", note=note)
         self.free()
         return None
 

@@ -20,7 +20,7 @@ from bench.gpu.run import BUDGET, SECTIONS
 
 ROOT = Path(__file__).parents[2]
 STATE = "state.json"
-FILES = (STATE, "facts.json", FILE)  # of an earlier run
+FILES = (STATE, "facts.json", "errors.txt", FILE)  # of an earlier run
 POLL_SECONDS = 0.1
 START_SECONDS = 120.0  # for imports, before the first section begins
 NO_END = 1e9  # seconds: a dry run is not cut

@@ -128,6 +128,8 @@ def make_check(args: argparse.Namespace) -> Any:
     from bench.gpu.sizes import REAL, TOY
     from bench.gpu.timing import CudaTimer, HostTimer
 
+    if not args.dry_run and not torch.cuda.is_available():
+        sys.exit("there is no GPU that torch can use; --dry-run needs none")
     torch.manual_seed(0)
     if args.dry_run:
         torch.set_num_threads(1)

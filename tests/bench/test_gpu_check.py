@@ -85,6 +85,7 @@ def test_a_section_that_raises_stops_no_other(
         ("good", "done", ""),
     ]
     assert "a reason" in check.report.rows[2].note and check.report.failed
+    assert "in bad\n" in (check.folder / "errors.txt").read_text(), "with the traceback"
     assert Report(check.folder, {}).rows == check.report.rows, "each row was saved"
 
 
