@@ -57,6 +57,7 @@ class Sampling(Struct, frozen=True, array_like=True):
     top_logprobs: int = -1  # -1: none wanted; 0: of the chosen token only; n: and of the n best
     min_tokens: int = 0  # stop ids are masked until this many tokens are generated
     stop_ids: tuple[int, ...] = ()  # the ids that end the answer, masked while below `min_tokens`
+    grammar: str = ""  # what the answer must fit, in llguidance's form; "": anything
 
     @property
     def needs_history(self) -> bool:
@@ -153,7 +154,8 @@ class WorkerReady(Struct, frozen=True, tag=True):
 class StepDone(Struct, frozen=True, tag=True):
     """The result of one `RunStep`: one token per row that asked for one, in row order.
 
-    A token of -1: the model gave no finite numbers for that row, its request cannot go on.
+    A token of -1: the model gave no finite numbers for that row; of -2: its grammar allows none.
+    Its request cannot go on.
     """
 
     step: int
@@ -170,7 +172,7 @@ class Admit(Struct, frozen=True, array_like=True):
 
     slot: int
     sampling: Sampling
-    history: bytes = b""  # tokens so far, only if `sampling.needs_history` or `min_tokens`
+    history: bytes = b""  # tokens so far, only if the sampling depends on them
     prompt_len: int = 0  # how much of `history` is prompt; also counts `min_tokens`
 
 
@@ -331,6 +333,13 @@ REJECTIONS = {
     "quota_exceeded": 400,
     "queue_full": 503,
     "numerical_error": 500,
+    "grammar_error": 400,
+}
+
+# what a negative token in a `StepDone` means: the code and message of a `Rejected`
+LOSSES = {
+    -1: ("numerical_error", "The model gave no finite numbers for this request."),
+    -2: ("grammar_error", "No token fits the grammar that the answer has to follow."),
 }
 
 ToScheduler = Submit | Abort | Invalidate | SetQuota | WorkerReady | StepDone | Stop

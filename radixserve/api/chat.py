@@ -17,6 +17,7 @@ from radixserve.api.events import DONE, EventStream, answer_while_connected, eve
 from radixserve.api.fields import GenerationFields, check_fields, make_sampling
 from radixserve.api.front import Front
 from radixserve.api.generation import Generation, Whole
+from radixserve.api.grammar import make_grammar
 from radixserve.api.logprobs import chat_logprobs
 from radixserve.messages import Ready, TokenLogprobs
 from radixserve.tokenizer.conversation import conversation
@@ -97,7 +98,8 @@ class _Chat:
         front, fields = self._front, self._fields
         ready = front.ready()
         top_logprobs = (fields.top_logprobs or 0) if fields.logprobs else -1
-        sampling = make_sampling(fields, ready, front.vocabulary.eos_ids, top_logprobs)
+        grammar = await front.in_thread(lambda: make_grammar(fields))
+        sampling = make_sampling(fields, ready, front.vocabulary.eos_ids, top_logprobs, grammar)
         prompt = await front.in_thread(lambda: self._prompt(ready))
         starts_text = not fields.continue_final_message
         return Generation(front, "chatcmpl", fields, [prompt], sampling, starts_text=starts_text)

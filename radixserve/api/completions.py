@@ -13,6 +13,7 @@ from radixserve.api.events import DONE, EventStream, answer_while_connected, eve
 from radixserve.api.fields import GenerationFields, check_fields, make_sampling
 from radixserve.api.front import Front
 from radixserve.api.generation import Generation, Whole
+from radixserve.api.grammar import make_grammar
 from radixserve.api.logprobs import characters, completion_logprobs
 from radixserve.messages import Ready, TokenLogprobs
 from radixserve.tokenizer.prompt import check_prompt, encode_prompt
@@ -78,7 +79,8 @@ class _Completion:
         front, fields = self._front, self._fields
         ready = front.ready()
         top_logprobs = -1 if fields.logprobs is None else fields.logprobs
-        sampling = make_sampling(fields, ready, front.vocabulary.eos_ids, top_logprobs)
+        grammar = await front.in_thread(lambda: make_grammar(fields))
+        sampling = make_sampling(fields, ready, front.vocabulary.eos_ids, top_logprobs, grammar)
         prompts = await front.in_thread(lambda: [self._encode(p, ready) for p in self._prompts])
         return Generation(front, "cmpl", fields, prompts, sampling, starts_text=False)
 

@@ -4,12 +4,13 @@ Ranges are checked by the types; what needs the model's limits is checked here.
 """
 
 import secrets
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
 from radixserve.api.errors import ApiError
+from radixserve.api.grammar import GrammarFields
 from radixserve.messages import Ready, Sampling
 
 SEED_BITS = 63  # a client's seed is taken modulo 2**63
@@ -28,7 +29,7 @@ class StreamOptions(Struct, frozen=True):
     continuous_usage_stats: bool | None = None  # vLLM's: usage on every chunk
 
 
-class GenerationFields(Struct, frozen=True, kw_only=True):
+class GenerationFields(GrammarFields, frozen=True, kw_only=True):
     """null is the same as absent for every field."""
 
     model: str | None = None
@@ -54,7 +55,6 @@ class GenerationFields(Struct, frozen=True, kw_only=True):
     user: str | None = None  # has no effect, as OpenAI's
     cache_salt: str | None = None
     priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
-    response_format: dict[str, Any] | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -78,14 +78,6 @@ def check_fields(fields: GenerationFields) -> None:
         raise ApiError(400, f"stop: at most {MAX_STOPS} strings", param="stop")
     if not all(0 < len(stop) <= MAX_STOP_LENGTH for stop in fields.stops):
         raise ApiError(400, f"stop: strings of 1 to {MAX_STOP_LENGTH} characters", param="stop")
-    kind = (fields.response_format or {"type": "text"}).get("type")
-    if kind != "text":
-        raise ApiError(
-            400,
-            f"response_format: the type {str(kind)[:50]} is not supported by this server",
-            param="response_format",
-            code="unsupported_parameter",
-        )
 
 
 def answer_limit(fields: GenerationFields, prompt_tokens: int, ready: Ready) -> int:
@@ -95,7 +87,11 @@ def answer_limit(fields: GenerationFields, prompt_tokens: int, ready: Ready) -> 
 
 
 def make_sampling(
-    fields: GenerationFields, ready: Ready, eos_ids: tuple[int, ...], top_logprobs: int
+    fields: GenerationFields,
+    ready: Ready,
+    eos_ids: tuple[int, ...],
+    top_logprobs: int,
+    grammar: str = "",
 ) -> Sampling:
     """The sampling of the first choice. Raises ApiError 400 for ids outside the vocabulary."""
     temperature = 1.0 if fields.temperature is None else fields.temperature
@@ -120,6 +116,7 @@ def make_sampling(
         top_logprobs=top_logprobs,
         min_tokens=min(fields.min_tokens or 0, ready.max_total_tokens),
         stop_ids=_stop_ids(fields, ready, eos_ids),
+        grammar=grammar,
     )
 
 

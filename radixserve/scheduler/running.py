@@ -109,7 +109,7 @@ class Reserve:
 def admit(request: Request) -> Admit:
     """What the worker is told of a request when it gets its slot."""
     sampling = request.submit.sampling
-    history = sampling.needs_history or sampling.min_tokens > 0
+    history = sampling.needs_history or sampling.min_tokens > 0 or sampling.grammar != ""
     return Admit(
         request.slot,
         sampling,

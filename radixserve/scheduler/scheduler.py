@@ -20,6 +20,7 @@ from radixserve.cache import POLICIES, Lease, PagePool, PrefixCache, RadixTree
 from radixserve.config import SchedulerConfig, quotas
 from radixserve.messages import (
     INT32_BYTES,
+    LOSSES,
     Invalidate,
     Invalidated,
     Namespace,
@@ -145,7 +146,7 @@ class Scheduler:
         at = 0
         for request, token, logprob in zip(step.sampling, tokens, logprobs, strict=True):
             request.unseen -= 1
-            request.lost = request.lost or token < 0
+            request.lost = request.lost or token == -1
             if not request.done:
                 self._take(request, token, data[at : at + INT32_BYTES], logprob)
             at += INT32_BYTES
@@ -332,7 +333,7 @@ class Scheduler:
     ) -> None:
         submit = request.submit
         if token < 0:
-            self._lose(request)
+            self._lose(request, token)
             return
         request.append(data)
         self.counters.generated_tokens += 1
@@ -351,10 +352,9 @@ class Scheduler:
             self.counters.finished += 1
             self._end(request)
 
-    def _lose(self, request: Request) -> None:
+    def _lose(self, request: Request, token: int) -> None:
         """The worker cannot go on with a request; the others do."""
-        text = "The model gave no finite numbers for this request."
-        self._refuse(request, Rejected(request.submit.request_id, "numerical_error", text))
+        self._refuse(request, Rejected(request.submit.request_id, *LOSSES[token]))
 
     def _refuse(self, request: Request, why: Rejected) -> None:
         """End a request that was taken and cannot be finished."""

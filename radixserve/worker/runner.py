@@ -23,7 +23,7 @@ from radixserve.worker.kv_cache import FP8_CODES, KVCache, page_bytes
 from radixserve.worker.memory import PoolSize, free_memory, size_pool, working_bytes
 from radixserve.worker.pending import Pending
 from radixserve.worker.resolve import DTYPES, resolve, step_tokens
-from radixserve.worker.sampling import SAMPLERS, Sampled, Sampler
+from radixserve.worker.sampling import SAMPLERS, Grammars, Sampled, Sampler
 from radixserve.worker.slots import Slots
 from radixserve.worker.upload import upload
 
@@ -61,8 +61,9 @@ class Runner:
                 deterministic=config.enable_deterministic_inference,
             )
             self._attention: Attention = backend(setting)
+            grammars = Grammars(folder, spec.vocab_size, spec.eos_ids)
             self._sampler: Sampler = SAMPLERS[backend.sampler](
-                config.max_running_requests, spec.vocab_size, self._device
+                config.max_running_requests, spec.vocab_size, self._device, grammars
             )
         with self._timed("capture graphs"):
             self._forward = Forward(

@@ -59,11 +59,10 @@ COMMON: list[tuple[dict[str, Any], str]] = [
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": 3}}, "stream_options.include_usage"),
     ({"priority": 2**40}, "priority"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"suffix": "x"}, "suffix"),
     ({"echo": True}, "echo"),
     ({"prompt_logprobs": 0}, "prompt_logprobs"),
-    ({"guided_json": {}}, "guided_json"),
+    ({"guided_json": 3}, "guided_json"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"skip_special_tokens": False}, "skip_special_tokens"),
 ]

@@ -1,6 +1,7 @@
 """Three real processes under real clients: hits, streams, clients that leave, a full pool."""
 
 import concurrent.futures
+import json
 from pathlib import Path
 
 import openai
@@ -142,3 +143,37 @@ def test_the_triton_backend_answers_the_same_end_to_end(checkpoint: Path, server
         assert answer["choices"][0]["text"] == cold["choices"][0]["text"]
         ours, theirs = (a["choices"][0]["logprobs"]["token_logprobs"] for a in (answer, cold))
         assert ours == pytest.approx(theirs, abs=1e-3)
+
+
+def test_an_answer_fits_the_schema_that_was_asked_for(server: Server) -> None:
+    """Cold, hot, streamed and n times; whoever shares the prefix chooses as before."""
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}, "n": {"enum": [1, 22, 333]}},
+        "required": ["city", "n"],
+        "additionalProperties": False,
+    }
+    named = {"name": "place", "schema": schema, "strict": True}
+    body: dict[str, object] = {
+        "messages": [{"role": "user", "content": "Where is it, and how many are there of them?"}],
+        "max_tokens": 60,
+        "seed": 5,
+    }
+    free = server.post("/v1/chat/completions", body).json()
+    fitted = body | {"response_format": {"type": "json_schema", "json_schema": named}, "n": 3}
+    answers = [server.post("/v1/chat/completions", fitted).json() for _ in range(2)]
+    texts = [[choice["message"]["content"] for choice in a["choices"]] for a in answers]
+    assert texts[0] == texts[1], "seeded"
+    for text in texts[0]:
+        found = json.loads(text)
+        assert found["city"] in ("Paris", "Rome") and found["n"] in (1, 22, 333)
+    assert {c["finish_reason"] for a in answers for c in a["choices"]} == {"stop"}
+    assert answers[1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    one = fitted | {"n": 1, "stream": True, "logprobs": True}
+    lines = server.post("/v1/chat/completions", one).text.split("\n\n")
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    streamed = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
+    assert streamed == texts[0][0]
+    assert server.post("/v1/chat/completions", body).json()["choices"] == free["choices"]
+    wrong = body | {"guided_regex": "(?=a)"}
+    assert server.post("/v1/chat/completions", wrong).status_code == 400

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixserve.messages import Admit, Sampling, TokenLogprobs, pack
-from radixserve.worker.sampling import SAMPLERS, Sampler
+from radixserve.worker.sampling import SAMPLERS, Grammars, Sampler
 from radixserve.worker.sampling.torch_sampler import CANDIDATES, invert, uniform
 
 VOCAB = 600  # more than CANDIDATES, so that both ways to truncate are taken
@@ -47,7 +48,7 @@ def few(n: int) -> int:
 
 def make(*requests: Request) -> Sampler:
     """A sampler with the requests in its slots, in order."""
-    made = SAMPLERS[chosen](len(requests), VOCAB, CPU)
+    made = SAMPLERS[chosen](len(requests), VOCAB, CPU, Grammars(Path(), VOCAB, ()))
     for slot, (sampling, prompt, answer) in enumerate(requests):
         made.admit(Admit(slot, sampling, pack([*prompt, *answer]), len(prompt)))
     return made

@@ -8,13 +8,14 @@ from collections.abc import Callable
 
 import torch
 
+from radixserve.worker.sampling.grammar import Grammars
 from radixserve.worker.sampling.sampler import LOST, Logprobs, Sampled, Sampler
 from radixserve.worker.sampling.torch_sampler import TorchSampler
 from radixserve.worker.sampling.triton_sampler import TritonSampler
 
-__all__ = ["LOST", "SAMPLERS", "Logprobs", "Sampled", "Sampler"]
+__all__ = ["LOST", "SAMPLERS", "Grammars", "Logprobs", "Sampled", "Sampler"]
 
-SAMPLERS: dict[str, Callable[[int, int, torch.device], Sampler]] = {
+SAMPLERS: dict[str, Callable[[int, int, torch.device, Grammars], Sampler]] = {
     "torch": TorchSampler,
     "triton": TritonSampler,
 }

@@ -1,9 +1,9 @@
 """What a sampler is, and what it gives. Implemented by the other files of this folder.
 
-Order: penalties, logit bias, masked stop ids; then greedy, or temperature, top-k, top-p over what
-top-k left, min-p, and one draw. Every draw is the inverse of the distribution at a number that only
-(seed, position) decide, and rows never mix, so a seeded request repeats whatever its batch, its
-chunks and its preemptions.
+Order: what a grammar bars; penalties, logit bias, masked stop ids; then greedy, or temperature,
+top-k, top-p over what top-k left, min-p, and one draw. Every draw is the inverse of the
+distribution at a number that only (seed, position) decide, and rows never mix, so a seeded request
+repeats whatever its batch, its chunks and its preemptions.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from radixserve.messages import Admit, TokenLogprobs
+from radixserve.worker.sampling.grammar import Grammars
 
 LOST = -1  # in place of a token: the row has no finite logits
+BARRED = -2  # in place of a token: the row's grammar allows none
 LOGPROB_FLOOR = -9999.0  # JSON has no -Infinity
 
 
@@ -43,7 +45,7 @@ class Logprobs(NamedTuple):
 class Sampled(NamedTuple):
     """What a step's rows chose, still on the device."""
 
-    tokens: Tensor  # [S] int32; LOST where a row has no token
+    tokens: Tensor  # [S] int32; LOST or BARRED where a row has no token
     logprobs: Logprobs | None = None  # None: no row asked
 
 
@@ -56,7 +58,9 @@ class Sampler(Protocol):
 
     last_tokens: Tensor  # [max_slots] int32 on the device: what each slot chose last
 
-    def __init__(self, max_slots: int, vocab_size: int, device: torch.device) -> None: ...
+    def __init__(
+        self, max_slots: int, vocab_size: int, device: torch.device, grammars: Grammars
+    ) -> None: ...
 
     def admit(self, admit: Admit) -> None:
         """A free slot stands for a new request, of which nothing but `admit` is known."""

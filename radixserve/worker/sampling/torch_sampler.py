@@ -13,7 +13,8 @@ from torch import Tensor
 
 from radixserve.messages import Admit, Sampling
 from radixserve.worker.sampling.edits import edit_logits
-from radixserve.worker.sampling.sampler import LOGPROB_FLOOR, LOST, Logprobs, Sampled
+from radixserve.worker.sampling.grammar import GrammarRows, Grammars
+from radixserve.worker.sampling.sampler import BARRED, LOGPROB_FLOOR, LOST, Logprobs, Sampled
 from radixserve.worker.sampling.state import SlotState, state_of
 from radixserve.worker.upload import upload
 
@@ -26,21 +27,27 @@ class TorchSampler:
 
     last_tokens: Tensor
 
-    def __init__(self, max_slots: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, max_slots: int, vocab_size: int, device: torch.device, grammars: Grammars
+    ) -> None:
         self.last_tokens = torch.zeros(max_slots, dtype=torch.int32, device=device)
         self._states: list[SlotState | None] = [None] * max_slots
+        self._grammars = GrammarRows(grammars, device)
 
     def admit(self, admit: Admit) -> None:
+        self._grammars.admit(admit)
         self._states[admit.slot] = state_of(admit)
 
     def free(self, slot: int) -> None:
         self._states[slot] = None
+        self._grammars.free(slot)
 
     def sample(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> Sampled:
         states = [self._state(slot) for slot in slots]
         lost = _clear_lost(logits)
         asked = [row for row, state in enumerate(states) if state.sampling.top_logprobs >= 0]
         raw = _take(logits, asked).log_softmax(-1) if asked else None
+        barred = self._grammars.mask(logits, slots)
         edit_logits(logits, states)
         lost |= _clear_lost(logits)
         best, tokens = logits.max(-1)
@@ -54,7 +61,11 @@ class TorchSampler:
             )
         self._record(slots, states, tokens)
         logprobs = None if raw is None else _logprobs(raw, asked, tokens, states)
-        return Sampled(tokens.masked_fill(lost, LOST).int(), logprobs)
+        chosen = tokens.masked_fill(lost, LOST).int()
+        if barred:
+            chosen[barred] = BARRED
+        self._grammars.choose(chosen, slots)
+        return Sampled(chosen, logprobs)
 
     def _state(self, slot: int) -> SlotState:
         state = self._states[slot]

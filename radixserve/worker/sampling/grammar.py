@@ -1,0 +1,147 @@
+"""Answers that must fit a grammar: which tokens each constrained row may choose next.
+
+llguidance holds the grammars (Earley parsing over a lexer of regular expressions, with masks over
+the vocabulary's prefix tree) in threads of its own; here they are followed slot by slot. Called by
+the samplers. A row's mask depends on the token it chose last, so the host looks at that one token,
+but only once the next step's forward pass is enqueued: the device computes meanwhile.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixserve.messages import Admit
+from radixserve.worker.upload import upload
+
+COMPILE_THREADS = 2
+WORD = 32  # tokens in a word of a mask
+
+
+class Grammars:
+    """Compiles grammars for one vocabulary. The tokenizer is read when the first one comes."""
+
+    def __init__(self, folder: Path, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        """`folder` has a tokenizer.json; `vocab_size` is the number of logits."""
+        self.vocab_size = vocab_size
+        self._file = folder / "tokenizer.json"
+        self._eos_ids = list(eos_ids)
+        self._tokenizer: Any = None
+        self._pool = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
+
+    def start(self, grammar: str, answer: Sequence[int]) -> "Future[Any]":
+        """A matcher that has consumed the tokens of `answer`, when it is ready."""
+        return self._pool.submit(self._compile, grammar, list(answer))
+
+    def _compile(self, grammar: str, answer: list[int]) -> Any:
+        import llguidance  # not needed by who has no such requests
+
+        if self._tokenizer is None:
+            self._tokenizer = llguidance.LLTokenizer(
+                self._file.read_text(encoding="utf-8"),
+                n_vocab=self.vocab_size,
+                eos_token=self._eos_ids,
+            )
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+        matcher.consume_tokens(answer)
+        return matcher
+
+
+class Followed(NamedTuple):
+    """One slot's request."""
+
+    matcher: "Future[Any]"
+    stop_ids: tuple[int, ...]
+
+
+class Chosen(NamedTuple):
+    """Tokens under way to the host, and whose they are."""
+
+    tokens: Tensor  # [S] int32
+    rows: list[tuple[int, Followed]]
+    arrived: torch.cuda.Event | None
+
+
+class GrammarRows:
+    """The grammars of running requests, and where each one stands."""
+
+    def __init__(self, grammars: Grammars, device: torch.device) -> None:
+        self._grammars = grammars
+        self._device = device
+        self._followed: dict[int, Followed] = {}  # by slot
+        self._chosen: list[Chosen] = []
+
+    def admit(self, admit: Admit) -> None:
+        """Begin with the answer that a preempted request already has. Needs `Admit.history`."""
+        sampling = admit.sampling
+        if sampling.grammar:
+            answer = np.frombuffer(admit.history, dtype=np.int32)[admit.prompt_len :].tolist()
+            matcher = self._grammars.start(sampling.grammar, answer)
+            self._followed[admit.slot] = Followed(matcher, sampling.stop_ids)
+
+    def free(self, slot: int) -> None:
+        self._followed.pop(slot, None)
+
+    def mask(self, logits: Tensor, slots: Sequence[int]) -> list[int]:
+        """Set what a row may not choose to -inf, in place. Returns rows that may choose nothing.
+
+        `logits` [S, vocab] float32; `slots` [S].
+        """
+        rows = [row for row, slot in enumerate(slots) if slot in self._followed]
+        if not rows:
+            return []
+        self._consume()
+        words = -(-self._grammars.vocab_size // WORD)
+        masks = np.zeros((len(rows), words), dtype=np.int32)
+        for mask, row in zip(masks, rows, strict=True):
+            self._fill(mask, self._followed[slots[row]])
+        given = upload({"masks": masks, "rows": np.array(rows)}, self._device)
+        bits = torch.arange(WORD, dtype=torch.int32, device=self._device)
+        allowed = (given["masks"][:, :, None] >> bits) & 1
+        barred = allowed.flatten(1)[:, : logits.shape[1]] == 0
+        index = given["rows"].long()
+        logits.index_copy_(0, index, logits.index_select(0, index).masked_fill_(barred, -torch.inf))
+        return [row for row, mask in zip(rows, masks, strict=True) if not mask.any()]
+
+    def choose(self, tokens: Tensor, slots: Sequence[int]) -> None:
+        """Take note of what rows chose; `tokens` [S] int32 on the device is not waited for."""
+        rows = [
+            (row, self._followed[slot]) for row, slot in enumerate(slots) if slot in self._followed
+        ]
+        if not rows:
+            return
+        arrived = None
+        host = tokens.to("cpu", non_blocking=True)
+        if self._device.type == "cuda":
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record()
+        self._chosen.append(Chosen(host, rows, arrived))
+
+    def _consume(self) -> None:
+        """Bring all grammars up to the last tokens of their rows."""
+        for tokens, rows, arrived in self._chosen:
+            if arrived is not None:
+                arrived.synchronize()
+            values = tokens.tolist()
+            for row, (matcher, stop_ids) in rows:
+                if values[row] >= 0 and values[row] not in stop_ids:
+                    matcher.result().consume_token(values[row])
+        self._chosen.clear()
+
+    def _fill(self, mask: np.ndarray, followed: Followed) -> None:
+        """The tokens that may come next; none if the grammar does not compile, or is at an end."""
+        matcher = followed.matcher.result()
+        if matcher.is_error():
+            return
+        found = np.frombuffer(matcher.compute_bitmask(), dtype=np.int32)[: len(mask)]
+        mask[:] = found
+        past = self._grammars.vocab_size % WORD
+        if past:
+            mask[-1] &= (1 << past) - 1
+        if matcher.is_accepting():
+            for token in followed.stop_ids:
+                mask.view(np.uint32)[token // WORD] |= np.uint32(1 << token % WORD)
