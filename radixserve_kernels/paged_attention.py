@@ -34,8 +34,10 @@ INTERPRETED_PROGRAMS = 4
 class Work:
     """A `Plan` on the device, all int32, and how much of it there can be.
 
-    `counts` [2]: how many of `narrow` and `wide`, which may have room for more, are items.
-    `num_parts`: room for partial results, at least what the plan has.
+    counts: [2], how many of `narrow` and `wide`, which may have room for more, are items.
+    parts, stats: [N, Hq, D] and [2, N, Hq] float32, room for at least the plan's partial results;
+        overwritten.
+    num_parts: how many there can be; 0: all tokens are in tiles.
     """
 
     tiles: torch.Tensor
@@ -44,6 +46,8 @@ class Work:
     counts: torch.Tensor
     lookup: torch.Tensor
     part_start: torch.Tensor
+    parts: torch.Tensor
+    stats: torch.Tensor
     num_parts: int
 
 
@@ -92,8 +96,7 @@ def paged_attention(
         )  # fmt: skip
     if not work.num_parts:
         return out
-    parts = torch.empty((work.num_parts, *q.shape[1:]), dtype=torch.float32, device=q.device)
-    stats = torch.empty((2, *parts.shape[:2]), dtype=torch.float32, device=q.device)
+    room = len(work.parts)
     for items, count, tile in (
         (work.narrow, work.counts[:1], tiles.narrow),
         (work.wide, work.counts[1:], tiles.wide),
@@ -101,14 +104,14 @@ def paged_attention(
         if len(items):
             programs = min(len(items) * k_cache.shape[2], most_programs(q.device))
             chunk_attention_kernel[(programs,)](
-                q, *caches, positions, items, count, work.lookup, work.part_start, parts, stats,
-                work.num_parts, *numbers,
+                q, *caches, positions, items, count, work.lookup, work.part_start,
+                work.parts, work.stats, room, *numbers,
                 **compiled, **form(tiles, tile), num_warps=tile.num_warps, **OPTIONS,
             )  # fmt: skip
     merging = merge_constants(q, options, tiles, some_tiled=len(work.tiles) > 0)
     grid = (len(q) * triton.cdiv(q.shape[1], merging["BLOCK_H"]),)
     merge_kernel[grid](
-        parts, stats, positions, work.part_start, out, work.num_parts, options.window,
+        work.parts, work.stats, positions, work.part_start, out, room, options.window,
         **merging, **MERGE_OPTIONS,
     )  # fmt: skip
     return out
@@ -188,6 +191,7 @@ def _check_step(
     tiles: AttentionTiles,
     group: int,
 ) -> None:
+    _check_room(q, work)
     shapes = {
         "page_table": (page_table, (page_table.shape[0], page_table.shape[-1])),
         "positions": (positions, (len(q),)),
@@ -205,6 +209,23 @@ def _check_step(
             raise ValueError(f"{name} must be int32 with a last stride of 1, is {tensor.dtype}")
         if tensor.device != q.device:
             raise ValueError(f"{name} is on {tensor.device}, q on {q.device}")
+
+
+def _check_room(q: torch.Tensor, work: Work) -> None:
+    shape = (len(work.parts), *q.shape[1:])
+    for name, tensor, wanted in (
+        ("parts", work.parts, shape),
+        ("stats", work.stats, (2, *shape[:2])),
+    ):
+        if tensor.shape != wanted or tensor.dtype != torch.float32 or not tensor.is_contiguous():
+            raise ValueError(
+                f"work.{name} must be {wanted} float32, contiguous, is {tuple(tensor.shape)} "
+                f"{tensor.dtype}"
+            )
+        if tensor.device != q.device:
+            raise ValueError(f"work.{name} is on {tensor.device}, q on {q.device}")
+    if work.num_parts > len(work.parts):
+        raise ValueError(f"no room for {work.num_parts} partial results, only {len(work.parts)}")
 
 
 def _check(

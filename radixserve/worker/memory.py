@@ -14,7 +14,7 @@ from radixserve.models.spec import ModelSpec
 from radixserve.worker import cgroup
 
 LOGITS_COPIES = 4  # float32: logits, log probabilities, scaled ones, sorted ones
-GPU_FIXED_BYTES = 1 << 30
+GPU_FIXED_BYTES = 2 << 30
 
 
 class PoolSize(Struct, frozen=True, kw_only=True):
@@ -96,8 +96,9 @@ def working_bytes(
     """Memory of a step of `tokens` tokens that samples for `rows` rows, estimated from above.
 
     What one layer holds at once (layers reuse each other's memory), the logits with the copies that
-    sampling makes of them, and on a GPU a fixed sum for captured graphs (whose own activations
-    are those of a step of few tokens), workspaces of the products, and loaded kernels.
+    sampling makes of them, and on a GPU a fixed sum for partial results of attention, captured
+    graphs (whose own activations are those of a step of few tokens), workspaces of the products,
+    and loaded kernels.
     """
     heads = 2 * spec.num_heads + 2 * spec.num_kv_heads  # queries, results, keys and values
     layer = 4 * spec.hidden_size + heads * spec.head_dim + 3 * spec.intermediate_size

@@ -44,19 +44,9 @@ class Runner:
         self._page_size = config.page_size
         self._device = torch.device(config.device)
         backend = _backend(config)
-        operators = backend.operators
-        if config.enable_deterministic_inference:
-            operators = backend.deterministic_operators
         free_bytes = free_memory(self._device)
         with self._timed("load weights"):
-            self._decoder = load(
-                folder,
-                device=config.device,
-                dtype=DTYPES[config.dtype],
-                context_length=config.context_length,
-                operators=OPERATORS[operators](self._device),
-                load_format=config.load_format,
-            )
+            self._decoder = _decoder(config, folder, backend)
         spec, context_length = self._decoder.spec, self._decoder.context_length
         with self._timed("allocate pool"):
             self._cache, pool = make_cache(self._decoder, config, free_bytes)
@@ -83,7 +73,9 @@ class Runner:
                 graph_sizes(0 if config.disable_cuda_graph else config.cuda_graph_max_bs),
             )
         with self._timed("warm-up"):
-            self._warm_up()
+            # on a GPU as large as a step gets: what is too large for its memory fails here
+            most = step_tokens(config) if self._device.type == "cuda" else 2
+            self._warm_up(min(most, context_length - 2))
         self.ready = WorkerReady(
             num_pages=pool.num_pages,
             page_size=config.page_size,
@@ -94,13 +86,7 @@ class Runner:
             fingerprint=fingerprint(folder, config.load_format),
             startup=self.startup,
         )
-        self.detail = (
-            f"{spec.architecture}{' with dummy weights' if config.load_format == DUMMY else ''},"
-            f" {config.dtype} on {config.device} ({config.num_threads} threads,"
-            f" {config.attention_backend} attention); {pool}; {config.max_running_requests} slots;"
-            f" context of {context_length} tokens"
-            f"{' (the model slides its window beyond)' if spec.sliding_window else ''}"
-        )
+        self.detail = _detail(self._decoder, config, pool)
 
     @torch.inference_mode()
     def submit(self, step: RunStep) -> Pending:
@@ -161,14 +147,42 @@ class Runner:
         yield
         self.startup[part] = time.perf_counter() - begin
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, num_tokens: int) -> None:
         """Throw-away steps on page 0, so that the first request does not pay for first uses."""
         sampling = Sampling(seed=0, top_p=0.5, top_logprobs=1)
-        prefill = Row(slot=0, start=0, tokens=pack([0, 0]), pages=pack([0, 0, 0]))
-        decode = Row(slot=0, start=2, tokens=b"")
+        pages = pack([0] * -(-(num_tokens + 1) // self._page_size))
+        prefill = Row(slot=0, start=0, tokens=pack([0] * num_tokens), pages=pages)
+        decode = Row(slot=0, start=num_tokens, tokens=b"")
         self.run(RunStep(step=-2, rows=(prefill,), admits=(Admit(slot=0, sampling=sampling),)))
         self.run(RunStep(step=-1, rows=(decode,)))
         self.run(RunStep(step=0, rows=(), frees=(0,)))
+
+
+def _decoder(config: WorkerConfig, folder: Path, backend: type[Attention]) -> Decoder:
+    """The model of a resolved `config`, with the operators that go with its backend."""
+    operators = backend.operators
+    if config.enable_deterministic_inference:
+        operators = backend.deterministic_operators
+    return load(
+        folder,
+        device=config.device,
+        dtype=DTYPES[config.dtype],
+        context_length=config.context_length,
+        operators=OPERATORS[operators](torch.device(config.device)),
+        load_format=config.load_format,
+    )
+
+
+def _detail(decoder: Decoder, config: WorkerConfig, pool: PoolSize) -> str:
+    """One line on what was chosen."""
+    return (
+        f"{decoder.spec.architecture}"
+        f"{' with dummy weights' if config.load_format == DUMMY else ''},"
+        f" {config.dtype} on {config.device} ({config.num_threads} threads,"
+        f" {config.attention_backend} attention); {pool}; {config.max_running_requests} slots;"
+        f" context of {decoder.context_length} tokens"
+        f"{' (the model slides its window beyond)' if decoder.spec.sliding_window else ''}"
+    )
 
 
 def _backend(config: WorkerConfig) -> type[Attention]:

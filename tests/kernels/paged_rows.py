@@ -97,7 +97,7 @@ class PagedRows:
             self.k_cache.element_size(),
         )  # fmt: skip
 
-    def work(self, requests, tiles, max_parts=10**6):
+    def work(self, requests, tiles, max_parts=10**6, more=0):
         """The plan of a batch by a new planner, on the device."""
         step = self.step(requests)
         planner = Planner(
@@ -110,12 +110,16 @@ class PagedRows:
         plan = planner.plan(*(
             np.array(x, np.int32) for x in (range(len(requests)), step.starts, step.news)
         ))  # fmt: skip
-        return work_of(plan, self.page_table.device)
+        return work_of(plan, step.q, more)
 
 
-def work_of(plan, device):
-    tensors = {name: torch.from_numpy(a).to(device) for name, a in plan.arrays().items()}
-    return Work(**tensors, num_parts=plan.num_parts)
+def work_of(plan, q, more=0):
+    """The plan on q's device, with room for partial results, `more` than there are."""
+    tensors = {name: torch.from_numpy(a).to(q.device) for name, a in plan.arrays().items()}
+    room = plan.num_parts + more
+    parts = torch.empty((room, *q.shape[1:]), device=q.device)
+    stats = torch.empty((2, room, q.shape[1]), device=q.device)
+    return Work(**tensors, parts=parts, stats=stats, num_parts=plan.num_parts)
 
 
 @dataclass

@@ -143,7 +143,7 @@ def test_tree_is_plain(new, dtype, options, device):
     plain = [rows.attend([request], options=options)[0] for request in requests]
     work = rows.work(requests, rows.tiles())
     shared = [(items[:, ITEM_HEAD:] >= 0).sum(1).tolist() for items in (work.narrow, work.wide)]
-    assert max(shared[1]) == min(6 * new, work.wide.shape[1] - ITEM_HEAD)
+    assert max(shared[1]) == min(7 * new, work.wide.shape[1] - ITEM_HEAD)
     for order in (range(7), [5, 2, 6, 0], [3, 1, 2]):
         tree = rows.attend([requests[i] for i in order], options=options)
         for i, out in zip(order, tree, strict=True):
@@ -179,7 +179,7 @@ def test_room_for_more_than_there_is(device):
     requests = [(0, 1, PRIME), (1, 2, 70)]
     plain = torch.cat(rows.attend(requests))
     given = arguments(rows, requests)
-    work, more = given["work"], 3
+    work, more = rows.work(requests, rows.tiles(), more=4), 3
     pad = torch.nn.functional.pad
     padded = replace(
         work,
@@ -255,6 +255,9 @@ WRONG = {
     "work.narrow must be": dict(work=lambda w: replace(w, narrow=w.narrow[:, 1:].contiguous())),
     "work.lookup must be": dict(work=lambda w: replace(w, lookup=w.lookup[1:])),
     "work.part_start must be": dict(work=lambda w: replace(w, part_start=w.part_start[1:])),
+    "work.parts must be": dict(work=lambda w: replace(w, parts=w.parts.double())),
+    "work.stats must be": dict(work=lambda w: replace(w, stats=w.stats[1:])),
+    "no room for 99 partial": dict(work=lambda w: replace(w, num_parts=99)),
     "with scales, the cache": dict(scales=scales_of()),
     "scales must be float32": dict.fromkeys(CACHES, lambda x: x.to(torch.uint8))
     | dict(scales=scales_of(lambda scale: scale.double())),

@@ -34,6 +34,7 @@ def test_what_is_given_stays(monkeypatch):
         mem_fraction_static=0.5,
         max_running_requests=700,
         chunked_prefill_size=512,
+        cuda_graph_max_bs=100,
         num_threads=3,
     )
     assert resolve.resolve(given) == given

@@ -20,7 +20,7 @@ from radixserve_kernels.tiles import attention_tiles, chip_of
 if TYPE_CHECKING:
     from radixserve_kernels.paged_attention import Work
 
-PART_BYTES = {"cuda": 256 << 20, "cpu": 1 << 20}  # room for the partial results of a layer
+PART_BYTES = {"cuda": 512 << 20, "cpu": 1 << 20}  # for the partial results of a layer
 ITEM_BYTES = {"cuda": 4 << 20, "cpu": 64 << 10}  # for narrow and wide items each
 
 
@@ -50,16 +50,17 @@ class TritonPaged:
         )
         self._tiles = tiles.uniform() if setting.deterministic else tiles
         part_bytes = setting.num_heads * (head_dim + 2) * torch.float32.itemsize
-        self._max_parts = PART_BYTES[pages.device.type] // part_bytes
+        shape = (PART_BYTES[pages.device.type] // part_bytes, setting.num_heads, head_dim)
+        self._parts = torch.empty(shape, dtype=torch.float32, device=pages.device)
+        self._stats = torch.empty((2, *shape[:2]), dtype=torch.float32, device=pages.device)
         self._planner = Planner(
             setting.page_table,
             page_size=page_size,
             group=group,
             tiles=self._tiles,
-            max_parts=self._max_parts,
+            max_parts=shape[0],
         )
         self._setting = setting
-        self._device = pages.device
         self.narrow = Items(ITEM_HEAD + self._tiles.narrow.block_m // group, pages.device)
         self.wide = Items(ITEM_HEAD + self._tiles.wide.block_m // group, pages.device)
 
@@ -81,16 +82,16 @@ class TritonPaged:
         }
 
     def bind_fixed(self, batch: Batch, tensors: Mapping[str, torch.Tensor]) -> Attend:
+        no_tiles = torch.empty((0, 4), dtype=torch.int32, device=self._parts.device)
+        items = {"narrow": self.narrow.memory, "wide": self.wide.memory}
+        work = self.work({"tiles": no_tiles, **items, **tensors}, len(self._parts))
+        return self.attend(batch, work)
+
+    def work(self, tensors: Mapping[str, torch.Tensor], num_parts: int) -> "Work":
+        """A plan's tensors with room for its partial results, of which layers have one."""
         from radixserve_kernels.paged_attention import Work
 
-        work = Work(
-            tiles=torch.empty((0, 4), dtype=torch.int32, device=self._device),
-            narrow=self.narrow.memory,
-            wide=self.wide.memory,
-            **tensors,
-            num_parts=self._max_parts,
-        )
-        return self.attend(batch, work)
+        return Work(**tensors, parts=self._parts, stats=self._stats, num_parts=num_parts)
 
     def attend(self, batch: Batch, work: "Work", repeats: Repeats | None = None) -> Attend:
         """Attention over a batch whose work is on the device."""
@@ -128,14 +129,12 @@ class TritonPlan:
         self._plan = plan
 
     def bind(self, batch: Batch, repeats: Repeats | None = None) -> Attend:
-        from radixserve_kernels.paged_attention import Work
-
         plan, attention = self._plan, self._attention
         arrays = plan.arrays()
         narrow = attention.narrow.bring(arrays.pop("narrow"), same=plan.same_items)
         wide = attention.wide.bring(arrays.pop("wide"), same=plan.same_items)
-        tensors = upload(arrays, narrow.device)
-        work = Work(narrow=narrow, wide=wide, **tensors, num_parts=plan.num_parts)
+        tensors = upload(arrays, narrow.device) | {"narrow": narrow, "wide": wide}
+        work = attention.work(tensors, plan.num_parts)
         return attention.attend(batch, work, repeats)
 
     def fixed(self, num_tokens: int) -> Mapping[str, np.ndarray] | None:
