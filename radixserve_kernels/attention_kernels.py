@@ -80,11 +80,11 @@ def _chunk(
         if SOFTCAP:
             # softcap * tanh, from e^(-2 |x|), which does not overflow
             small = tl.exp2(tl.abs(score) * -2.8853900817779268)
-            capped = (1.0 - small) / (1.0 + small) * softcap_log2
-            score = tl.where(score < 0, -capped, capped)
-        seen = position[None, :] < visible[:, None]
+            score = tl.where(score < 0, small - 1.0, 1.0 - small) / (1.0 + small) * softcap_log2
+        distance = visible[:, None] - position[None, :]
+        seen = distance > 0
         if WINDOW:
-            seen &= position[None, :] >= visible[:, None] - window
+            seen &= distance <= window
         score = tl.where(seen, score, -float("inf"))
         new_peak = tl.maximum(peak, tl.max(score, 1))
         base = _finite(new_peak)
@@ -189,8 +189,11 @@ def tile_attention_kernel(
         )  # fmt: skip
         peak, total, acc = _merged(peak, total, acc, chunk_peak, chunk_total, chunk_acc)
 
-    out_at = (token * (KV_HEADS * GROUP * HEAD_SIZE) + q_head * HEAD_SIZE)[:, None] + d[None, :]
-    tl.store(OUT + out_at, _result(total, acc).to(OUT.dtype.element_ty), mask=mask)
+    # from the tile's first vector, so that no 64-bit number per lane lives through the loop
+    first = first_token.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP
+    out_at = (lane + lane // GROUP * (KV_HEADS * GROUP - GROUP)) * HEAD_SIZE
+    out = _result(total, acc).to(OUT.dtype.element_ty)
+    tl.store(OUT + first * HEAD_SIZE + out_at[:, None] + d[None, :], out, mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_parts", "table_stride", "window"])
@@ -258,6 +261,8 @@ def chunk_attention_kernel(
             mask = live[:, None] & (d < HEAD_SIZE)[None, :]
             q_at = (token.to(tl.int64) * Q_TOKEN + q_head * Q_HEAD)[:, None] + d[None, :]
             q = tl.load(Q + q_at, mask=mask, other=0.0)  # [M, D]
+            part = tl.load(PART_START + token, mask=live, other=0) + chunk
+            part_head = part * (KV_HEADS * GROUP) + q_head  # there are fewer than 2**31
             peak, total, acc = _chunk(
                 q, K, V, K_SCALE, V_SCALE, row_pages, kv_head, start, stop, visible,
                 score_scale, softcap_log2, window,
@@ -265,9 +270,8 @@ def chunk_attention_kernel(
                 SCALE_PAGE, SCALE_TOKEN, SCALE_HEAD,
                 FP8, SOFTCAP, WINDOW, BLOCK_M, BLOCK_N, BLOCK_D, STAGES,
             )  # fmt: skip
-            part = tl.load(PART_START + token, mask=live, other=0) + chunk
-            part_head = part.to(tl.int64) * (KV_HEADS * GROUP) + q_head
-            tl.store(PARTS + (part_head * HEAD_SIZE)[:, None] + d[None, :], acc, mask=mask)
+            part_at = part_head.to(tl.int64) * HEAD_SIZE
+            tl.store(PARTS + part_at[:, None] + d[None, :], acc, mask=mask)
             tl.store(STATS + part_head, peak, mask=live)
             totals = STATS + num_parts.to(tl.int64) * (KV_HEADS * GROUP)
             tl.store(totals + part_head, total, mask=live)
