@@ -28,6 +28,7 @@ from radixserve.worker.batch import bring, gather_rows
 from radixserve.worker.runner import Runner
 from tests.checkpoints import tiny_checkpoint
 from tests.worker import plain_kernels
+from tests.worker.requests import Request, free, step
 
 VOCAB = 64
 LONGEST = 150
@@ -209,3 +210,19 @@ def test_random_lives(small, plain, monkeypatch):
     seen = [one_life(seed, small, monkeypatch) for seed in range(8)]
     total = {name: sum(each[name] for each in seen) for name in seen[0]}
     assert all(total.values()), total
+
+
+def test_a_small_step_with_copies_of_what_it_writes(make_runner, plain):
+    """It has few enough tokens for a graph, which knows nothing of the second places."""
+    runner = make_runner("triton", enable_deterministic_inference=True, cuda_graph_max_bs=40)
+    sampling = Sampling(seed=0, temperature=0.0, top_logprobs=TOP)
+    first = list(range(3, 10))  # more would be tiles
+    second = [*first[:5], 40, 41]
+    cold = Request(0, second, [30], sampling=sampling)
+    want = step(runner, cold.prefill(), admits=[cold.admit]).logprobs[0]
+    free(runner, cold.slot)
+    a = Request(1, first, [10], sampling=sampling)
+    b = Request(2, second, [20], sampling=sampling, computed=5)
+    copying = replace(b.prefill(), copy_from=10, copy_live=True)
+    done = step(runner, a.prefill(), copying, admits=[a.admit, b.admit])
+    assert done.logprobs[1] == want
