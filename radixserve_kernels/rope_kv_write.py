@@ -11,7 +11,8 @@ import triton.language as tl
 from radixserve_kernels import kv_write
 from radixserve_kernels.kv_write import store_vectors
 
-BLOCK_T = 16  # tokens per program
+MOST_TOKENS = 16  # per program
+MOST_NUMBERS = 1024  # of a block of vectors: 16 bytes of each lane in 16 bits
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 
@@ -95,11 +96,12 @@ def constants(
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> dict[str, int]:
     """The kernel's compile-time arguments for tensors of these shapes and strides (any device)."""
-    return kv_write.constants(k, v, k_cache, scales) | {
+    written = kv_write.constants(k, v, k_cache, scales)
+    return written | {
         "Q_HEADS": q.shape[1],
         "Q_TOKEN": q.stride(0),
         "Q_HEAD": q.stride(1),
-        "BLOCK_T": BLOCK_T,
+        "BLOCK_T": min(MOST_TOKENS, MOST_NUMBERS // written["BLOCK_D"]),
     }
 
 
@@ -131,11 +133,12 @@ def rope_kv_write(
     num_tokens, q_heads, _ = q.shape
     if num_tokens == 0:
         return
-    grid = (triton.cdiv(num_tokens, BLOCK_T) * (q_heads + k.shape[1]),)
+    compiled = constants(q, k, v, k_cache, scales)
+    grid = (triton.cdiv(num_tokens, compiled["BLOCK_T"]) * (q_heads + k.shape[1]),)
     k_scale, v_scale = scales or (k_cache, v_cache)
     rope_kv_write_kernel[grid](
         q, k, v, torch.view_as_real(turn), k_cache, v_cache, slots, k_scale, v_scale, num_tokens,
-        **constants(q, k, v, k_cache, scales), **OPTIONS,
+        **compiled, **OPTIONS,
     )  # fmt: skip
 
 
