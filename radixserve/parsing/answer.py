@@ -45,13 +45,21 @@ class AnswerMachine:
         markers = (*self._think, *self._thought, *section.begin, *self._openers, *silent)
         while marker := (yield from self._reader.until(markers, self._output.content)):
             if marker in self._think:
-                yield from self._thoughts()
+                yield from self._thought_marker(marker)
             elif marker in silent:
                 self._output.marker()
             elif marker in self._thought:
                 self._output.stray(marker)
             else:
                 yield from self._calls(marker, self._output.content)
+
+    def _thought_marker(self, marker: str) -> Wait[None]:
+        """Reasoning behind its first marker, where that is one."""
+        thoughts = self._format.thoughts
+        if self._output.content_shown and not (thoughts and thoughts.anywhere):
+            self._output.content(marker)
+        else:
+            yield from self._thoughts()
 
     def _thoughts(self, *, begun: bool = False) -> Wait[None]:
         """Reasoning, behind its marker, to its end or to calls inside it."""
@@ -136,9 +144,12 @@ class AnswerMachine:
         try:
             yield from machine
         except (Malformed, Ended):
+            begun = self._output.call_begun
             shown = self._output.fail()
             text = reader.recorded()
-            if not shown and not (reader.cut and reader.spent):
+            if reader.cut and (begun or not self._format.unmarked):
+                reader.advance(len(reader.text))
+            elif not shown:
                 back(text)
             return False
         reader.recorded()

@@ -22,13 +22,15 @@ class Thoughts(Struct, frozen=True):
     """Reasoning stands between `begin` and `end`.
 
     `trim`: whitespace at its borders is the markers'. `calls_inside`: the model may go over to a
-    tool section without ending it. Whether an answer begins with it is told by its prompt.
+    tool section without ending it. `anywhere`: it may begin behind content too; else such a marker
+    is a word of the content. Whether an answer begins inside it is told by its prompt.
     """
 
     begin: tuple[str, ...]
     end: tuple[str, ...]
     trim: bool = True
     calls_inside: bool = False
+    anywhere: bool = False
 
 
 THINK = Thoughts(("<think>",), ("</think>",))
@@ -70,7 +72,7 @@ class TaggedCalls(Struct, frozen=True):
     Name and keys stand between the opening and `name_end` or `key_end`; what stands from there to
     `tag_end` are attributes that may tell the value's type. `lines`: a value has lines of its
     own. `value_end` counts only before another argument or the end of the call, since values are
-    not escaped. `bare`: models leave out the section's first marker.
+    not escaped. Models leave out the section's first marker, so `open` alone begins calls as well.
     """
 
     open: str
@@ -82,8 +84,8 @@ class TaggedCalls(Struct, frozen=True):
     tag_end: str = ""
     key_tag_end: str = ""
     lines: bool = False
-    bare: bool = False
     entities: bool = False  # names and keys have &amp; and &quot;
+    cdata: bool = False  # a value may stand in <![CDATA[...]]>
 
 
 class PythonCalls(Struct, frozen=True):
@@ -100,7 +102,8 @@ class Format(Struct, frozen=True):
     end, and text in it is nothing; else it has one call (or one list) and ends behind it.
     `unmarked`: calls also stand without any marker at the beginning of an answer; they count only
     if they name a tool of the request. `silent`: markers that mean nothing here. `trim`: whitespace
-    between content and markers is the markers'. `harmony`: messages with channels, and no more.
+    between content and markers is the markers'. `begun`: a beginning of answers that stands in the
+    prompt already. `harmony`: messages with channels instead of all that.
     """
 
     name: str
@@ -111,4 +114,5 @@ class Format(Struct, frozen=True):
     unmarked: bool = False
     silent: tuple[str, ...] = ()
     trim: bool = True
+    begun: str = ""
     harmony: bool = False

@@ -4,6 +4,8 @@ Sources: the models' chat templates; for DeepSeek V3.2 and later and Kimi K3 the
 openai/harmony for gpt-oss; mistral-common for Mistral; Meta's prompt format pages for Llama.
 """
 
+from typing import Any
+
 from radixserve.parsing.format import (
     THINK,
     Format,
@@ -16,31 +18,8 @@ from radixserve.parsing.format import (
 )
 from radixserve.parsing.values import GEMMA
 
-_TOOL_CALL = Pair(("<tool_call>",), ("</tool_call>",))
 
-
-def _deepseek(name: str, prefix: str, section: str) -> Format:
-    """DSML, the XML of DeepSeek V3.2 and later; its tags differ by a space and a word."""
-    mark = "｜DSML｜" + prefix
-    return Format(
-        name,
-        TaggedCalls(
-            open=f'<{mark}invoke name="',
-            name_end='"',
-            tag_end=">",
-            close=f"</{mark}invoke>",
-            key_open=f'<{mark}parameter name="',
-            key_end='"',
-            key_tag_end=">",
-            value_end=f"</{mark}parameter>",
-        ),
-        Pair((f"<{mark}{section}>",), (f"</{mark}{section}>",)),
-        THINK,
-        many=True,
-    )
-
-
-def _xml(name: str, section: Pair, *, lines: bool, thoughts: Thoughts | None) -> Format:
+def _xml(name: str, section: Pair, *, lines: bool, thoughts: Thoughts) -> Format:
     """`<function=f><parameter=k>`, which several families share."""
     calls = TaggedCalls(
         open="<function=",
@@ -54,8 +33,8 @@ def _xml(name: str, section: Pair, *, lines: bool, thoughts: Thoughts | None) ->
     return Format(name, calls, section, thoughts)
 
 
-def _invoke(name: str, section: str, thoughts: Thoughts | None, prefix: str = "") -> Format:
-    """`<invoke name="f"><parameter name="k">`, likewise."""
+def _invoke(name: str, section: Pair, prefix: str = "", thoughts: Thoughts = THINK) -> Format:
+    """`<invoke name="f"><parameter name="k">`: MiniMax, and DeepSeek V3.2 and later (DSML)."""
     calls = TaggedCalls(
         open=f'<{prefix}invoke name="',
         name_end='"',
@@ -66,24 +45,68 @@ def _invoke(name: str, section: str, thoughts: Thoughts | None, prefix: str = ""
         key_tag_end=">",
         value_end=f"</{prefix}parameter>",
     )
-    return Format(name, calls, Pair((f"<{section}>",), (f"</{section}>",)), thoughts, many=True)
+    return Format(name, calls, section, thoughts, many=True)
 
 
+def _tag(name: str) -> Pair:
+    return Pair((f"<{name}>",), (f"</{name}>",))
+
+
+def _json(name: str, section: Pair, thoughts: Thoughts | None = None, **more: Any) -> Format:
+    return Format(name, JsonCalls(), section, thoughts, **more)
+
+
+_TOOL_CALL = _tag("tool_call")
+_THINK_OR_CALL = Thoughts(("<think>",), ("</think>",), calls_inside=True)
 _DEEPSEEK_SECTION = Pair(("<｜tool▁calls▁begin｜>",), ("<｜tool▁calls▁end｜>",))
 _DEEPSEEK_CALL = Pair(("<｜tool▁call▁begin｜>",), ("<｜tool▁call▁end｜>",))
-_KIMI_THINK = Thoughts(("<think>",), ("</think>",), calls_inside=True)
 
 _ALL = (
-    Format("hermes", JsonCalls(), _TOOL_CALL, THINK),
+    Format("json", JsonCalls(), unmarked=True),
+    _json("hermes", _TOOL_CALL, THINK),
+    _json(
+        "tool_calls",
+        _tag("tool_calls"),
+        Thoughts(
+            ("<thinking>", "Here are my reasoning steps:"),
+            ("</thinking>", "[BEGIN FINAL RESPONSE]"),
+        ),
+    ),
+    _json("nemotron_nano", _tag("TOOLCALL"), THINK),
+    _json(
+        "command_r7b",
+        Pair(("<|START_ACTION|>",), ("<|END_ACTION|>",)),
+        Thoughts(("<|START_THINKING|>",), ("<|END_THINKING|>",), anywhere=True),
+        silent=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
+    _json(
+        "command_r_plus", Pair(tuple(f"Action:{gap}```json" for gap in ("", " ", "\n")), ("```",))
+    ),
+    _json(
+        "granite3",
+        Pair(("<|tool_call|>", "<tool_call>"), ("<|/tool_call|>", "</tool_call>")),
+        THINK,
+        silent=("<response>", "</response>"),
+    ),
+    _json(
+        "gigachat", Pair(("<|function_call|>", "function call<|role_sep|>"), ("<|message_sep|>",))
+    ),
+    _json("firefunction", Pair((" functools", "functools"))),
+    Format(
+        "apertus",
+        JsonCalls(keyed=True),
+        Pair(("<|tools_prefix|>",), ("<|tools_suffix|>",)),
+        Thoughts(("<|inner_prefix|>",), ("<|inner_suffix|>",), anywhere=True),
+    ),
     _xml(
         "qwen3_xml",
         _TOOL_CALL,
         lines=True,
-        thoughts=Thoughts(("<think>",), ("</think>",), calls_inside=True),
+        thoughts=_THINK_OR_CALL,
     ),
     _xml(
         "seed_oss",
-        Pair(("<seed:tool_call>",), ("</seed:tool_call>",)),
+        _tag("seed:tool_call"),
         lines=False,
         thoughts=Thoughts(("<seed:think>",), ("</seed:think>",)),
     ),
@@ -107,7 +130,7 @@ _ALL = (
         "mistral",
         NamedCalls(("[ARGS]", "[CALL_ID]", "{"), id_mark="[CALL_ID]", or_json=True),
         Pair(("[TOOL_CALLS]",)),
-        Thoughts(("[THINK]", "<think>"), ("[/THINK]", "</think>")),
+        Thoughts(("[THINK]", "<think>"), ("[/THINK]", "</think>"), anywhere=True),
         trim=False,
     ),
     Format(
@@ -129,9 +152,11 @@ _ALL = (
         THINK,
         many=True,
     ),
-    _deepseek("deepseek_v32", "", "function_calls"),
-    _deepseek("deepseek_v4", "", "tool_calls"),
-    _deepseek("deepseek_v41", " ", "calls"),
+    _invoke("deepseek_v32", _tag("｜DSML｜function_calls"), "｜DSML｜"),
+    _invoke("deepseek_v4", _tag("｜DSML｜tool_calls"), "｜DSML｜"),
+    _invoke("deepseek_v41", _tag("｜DSML｜ calls"), "｜DSML｜ "),
+    Format("minimax_m3", thoughts=Thoughts(("<mm:think>",), ("</mm:think>",))),  # no calls yet
+    _invoke("minimax_m2", _tag("minimax:tool_call"), thoughts=_THINK_OR_CALL),
     Format("gpt_oss", trim=False, harmony=True),
     Format(
         "glm4",
@@ -155,7 +180,7 @@ _ALL = (
             pattern=r"\s*(?:functions\.)?([^\s<>]+?)(?::\d+)?\s*",
         ),
         Pair(("<|tool_calls_section_begin|>",), ("<|tool_calls_section_end|>",)),
-        _KIMI_THINK,
+        _THINK_OR_CALL,
         many=True,
         trim=False,
     ),
@@ -178,6 +203,7 @@ _ALL = (
             ("<|close|>think<|sep|>", "<|open|>response<|sep|>"),
             trim=False,
             calls_inside=True,
+            anywhere=True,
         ),
         many=True,
         silent=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
@@ -187,8 +213,66 @@ _ALL = (
         "gemma4",
         NamedCalls(("{",), pattern=r"\s*call:([^\s{}]+)\s*", dialect=GEMMA),
         Pair(("<|tool_call>",), ("<tool_call|>",)),
-        Thoughts(("<|channel>thought",), ("<channel|>",)),
+        Thoughts(("<|channel>thought",), ("<channel|>",), anywhere=True),
         trim=False,
+    ),
+    Format(
+        "lfm2",
+        PythonCalls(),
+        Pair(("<|tool_call_start|>",), ("<|tool_call_end|>",)),
+        THINK,
+    ),
+    Format(
+        "hunyuan3",
+        TaggedCalls(
+            open="<tool_call:opensource>",
+            name_end="<tool_sep:opensource>",
+            close="</tool_call:opensource>",
+            key_open="<arg_key:opensource>",
+            key_end="</arg_key:opensource>",
+            key_tag_end="<arg_value:opensource>",
+            value_end="</arg_value:opensource>",
+        ),
+        _tag("tool_calls:opensource"),
+        Thoughts(("<think:opensource>",), ("</think:opensource>",)),
+        many=True,
+    ),
+    Format(
+        "solar_open",
+        NamedCalls(
+            ("<|tool_call:args|>",),
+            Pair(("<|tool_call:begin|>",), ("<|tool_call:end|>",)),
+            after="<|tool_call:name|>",
+        ),
+        Pair(("<|tool_calls|>",), ("<|calls|>",)),
+        Thoughts(("<|think|>",), ("<|end|>",), anywhere=True),
+        many=True,
+        silent=("<|begin|>assistant", "<|content|>", "<|end|>"),
+    ),
+    Format(
+        "minicpm5",
+        TaggedCalls(
+            open='<function name="',
+            name_end='"',
+            tag_end=">",
+            close="</function>",
+            key_open='<param name="',
+            key_end='"',
+            key_tag_end=">",
+            value_end="</param>",
+            cdata=True,
+        ),
+        None,
+        THINK,
+    ),
+    Format("functionary_v31", NamedCalls((">",)), Pair(("<function=",), ("</function>",))),
+    Format(
+        "functionary_v32",
+        NamedCalls(("\n",)),
+        Pair((">>>",)),
+        silent=(">>>all\n",),
+        trim=False,
+        begun=">>>",
     ),
 )
 

@@ -15,6 +15,7 @@ from radixserve.parsing.values import JSON, ValueMachine
 START = "<|start|>"
 _MESSAGE = "<|message|>"
 _CHANNEL = "<|channel|>"
+TOKENS = (START, _MESSAGE, _CHANNEL, "<|end|>", "<|call|>", "<|return|>", "<|constrain|>")
 _MAX_HEADER = 1024
 _BEGINNINGS = (_CHANNEL, _MESSAGE, START, " to=", "<|constrain|>")
 _ENDS = tuple(
@@ -82,7 +83,7 @@ class HarmonyMachine:
         Where the answer was cut, it is only a header.
         """
         reader = self._reader
-        if reader.ended and reader.spent and (reader.cut or _RECIPIENT.search(header)):
+        if reader.spent and (reader.cut or (reader.ended and _RECIPIENT.search(header))):
             return
         show = self._shown_as("final" if channel == "final" else _THOUGHTS)
         show(
@@ -104,7 +105,9 @@ class HarmonyMachine:
         except (Malformed, Ended):
             shown = output.fail()
             text = reader.recorded()
-            if not shown and not (reader.ended and reader.cut):
+            if reader.cut:
+                reader.advance(len(reader.text))
+            elif not shown:
                 output.content(text)
             yield from self._text(_drop if shown else output.content)
             return

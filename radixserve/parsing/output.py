@@ -68,6 +68,15 @@ class Output:
         self._written: list[str] | None = None  # arguments of the open call so far
         self.calls = 0  # begun and not taken back
 
+    @property
+    def content_shown(self) -> bool:
+        return self._content.visible
+
+    @property
+    def call_begun(self) -> bool:
+        """A call is open, or a group that has one."""
+        return self._written is not None or (self._in_group and self.calls > self._group_start)
+
     def take(self) -> list[Event]:
         events, self._events = self._events, []
         return events
@@ -126,7 +135,7 @@ class Output:
 
         What is held is taken back. What was shown stays, and gets the closing brackets it lacks.
         """
-        begun = self.calls > self._group_start if self._in_group else self._written is not None
+        begun = self.call_begun
         written, self._written = self._written, None
         self._in_group = False
         if self._hold:

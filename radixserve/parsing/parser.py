@@ -41,9 +41,11 @@ class Parser:
             self._reader.feed(unfinished_header(prompt))
             self._machine = HarmonyMachine(self._reader, self._output).run()
         else:
-            begun = thoughts is not None and prompt.rstrip().endswith(thoughts.begin)
+            if format.begun and prompt.endswith(format.begun):
+                self._reader.feed(format.begun)
+            in_thoughts = thoughts is not None and prompt.rstrip().endswith(thoughts.begin)
             answer = AnswerMachine(self._reader, self._output, format, tools)
-            self._machine = answer.run(in_thoughts=begun)
+            self._machine = answer.run(in_thoughts=in_thoughts)
 
     def feed(self, text: str) -> list[Event]:
         self._reader.feed(text)

@@ -226,5 +226,6 @@ class Reader:
             if marker:
                 return self.advance(at), self.advance(at + len(marker))
             if self.ended:
+                self.advance(at)
                 raise Ended
             yield

@@ -15,6 +15,7 @@ from radixserve.parsing.tools import Tool, typed
 from radixserve.parsing.values import escaped, to_json
 
 _MAX_TAG = 256
+_CDATA = "<![CDATA["
 _STRING = frozenset(("string",))
 _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 _NAME = re.compile(r"\s*([^\s<>\"]+)\s*")
@@ -122,6 +123,10 @@ class TaggedCallMachine:
     def _raw(self, tool: Tool, sink: Sink) -> Wait[None]:
         if self._calls.lines:
             yield from self._reader.accept(("\n",))
+        if self._calls.cdata and (yield from self._reader.accept((_CDATA,))):
+            closer = Closer("]]>" + self._calls.value_end)
+            yield from self._reader.until_closed((closer,), sink)
+            return
         yield from self._reader.until_closed(self._closers(tool), sink)
 
     def _closers(self, tool: Tool) -> tuple[Closer, ...]:
