@@ -25,7 +25,9 @@ TOOLS = [
     Tool("nested", {
         "$defs": {"kind": {"enum": ["x", "y"]}},
         "type": "object",
-        "properties": {"kinds": {"type": "array", "items": {"$ref": "#/$defs/kind"}, "maxItems": 2}},
+        "properties": {
+            "kinds": {"type": "array", "items": {"$ref": "#/$defs/kind"}, "maxItems": 2},
+        },
         "required": ["kinds"],
         "additionalProperties": False,
     }),
