@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request, Response
 from msgspec import Struct
 from starlette.exceptions import HTTPException
 
+from radixserve.api.access import HEADER, KEY
 from radixserve.messages import REJECTIONS
 from radixserve.tokenizer.engine import EngineStopped, RequestRejected
 from radixserve.tokenizer.invalid import InvalidRequest
@@ -88,6 +89,8 @@ async def _answer(request: Request, error: Exception) -> Response:
     answer = as_api_error(error)
     response = json_response(answer.body, answer.status)
     response.headers.update(answer.headers)
+    if record := request.scope.get(KEY):  # of an unexpected error `AccessLog` sees no answer
+        response.headers[HEADER] = record.id
     if isinstance(error, HTTPException) and error.headers:
         response.headers.update(error.headers)
     return response
