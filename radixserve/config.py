@@ -26,6 +26,24 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     chat_template: Annotated[
         str, Meta(description="file with a Jinja chat template that replaces the model's own")
     ] = ""
+    default_max_tokens: Annotated[
+        int,
+        Meta(
+            description="most tokens of an answer that asks for no limit; 0: what the context has"
+            " left",
+            ge=0,
+        ),
+    ] = 0
+    max_body_bytes: Annotated[
+        int, Meta(description="longest request body; longer ones get 413", ge=1024)
+    ] = 64 << 20
+    cors_origins: Annotated[
+        str,
+        Meta(
+            description="origins, with commas between, whose pages may call the API from a browser;"
+            " * for all"
+        ),
+    ] = ""
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,17 +11,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
-from radixserve.api.body import read_body
+from radixserve.api.access import Record, record_of
 from radixserve.api.errors import ApiError, json_response
 from radixserve.api.events import DONE, EventStream, answer_while_connected, event
-from radixserve.api.fields import GenerationFields, check_fields, make_sampling
+from radixserve.api.fields import GenerationFields, check_fields, kept_tokens, make_sampling
 from radixserve.api.front import Front
 from radixserve.api.generation import Generation, Whole
-from radixserve.api.grammar import make_grammar
 from radixserve.api.logprobs import chat_logprobs
-from radixserve.messages import Ready, TokenLogprobs
-from radixserve.tokenizer.conversation import conversation
-from radixserve.tokenizer.prompt import encode_prompt
+from radixserve.api.openapi import takes
+from radixserve.api.prompts import Conversation, chat_prompt, check_prefill, check_tools
+from radixserve.messages import Sampling, TokenLogprobs
 
 
 class ChatFields(GenerationFields, frozen=True, kw_only=True):
@@ -34,19 +33,36 @@ class ChatFields(GenerationFields, frozen=True, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None  # no effect while calls are not parsed
     reasoning_effort: str | None = None  # a variable of the template
+    reasoning: dict[str, Any] | None = None  # {"effort": the same}
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def conversation(self) -> Conversation:
+        variables = dict(self.chat_template_kwargs or {})
+        effort = self.reasoning_effort or (self.reasoning or {}).get("effort")
+        if effort is not None:
+            variables.setdefault("reasoning_effort", effort)
+        return Conversation(
+            messages=self.messages or [],
+            tools=None if self.tool_choice == "none" else self.tools,
+            variables=variables,
+            header=self.add_generation_prompt is not False,
+            prefill=bool(self.continue_final_message),
+            add_special_tokens=self.add_special_tokens is not False,
+        )
 
 
 def routes(front: Front) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", **takes(ChatFields, "messages", streams=True))
     async def chat_completions(request: Request) -> Response:
-        fields = front.parser.parse(await read_body(request), ChatFields)
-        _check(front, fields)
-        chat = _Chat(front, fields)
+        """The next message of a conversation."""
+        fields = await front.parser.read(request, ChatFields)
+        check_chat(front, fields)
+        chat = _Chat(front, fields, record_of(request))
         if fields.stream:
             return EventStream(chat.events())
         return await answer_while_connected(request.receive, chat.answer())
@@ -54,7 +70,7 @@ def routes(front: Front) -> APIRouter:
     return router
 
 
-def _check(front: Front, fields: ChatFields) -> None:
+def check_chat(front: Front, fields: ChatFields) -> None:
     """What can be said without the prompt. Raises ApiError."""
     front.check_model(fields.model)
     check_fields(fields)
@@ -62,16 +78,7 @@ def _check(front: Front, fields: ChatFields) -> None:
         raise ApiError(400, "messages is required", param="messages")
     if fields.top_logprobs and not fields.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-    if fields.continue_final_message and fields.add_generation_prompt:
-        raise ApiError(
-            400,
-            "continue_final_message and add_generation_prompt exclude each other",
-            param="continue_final_message",
-        )
-    _check_tools(fields)
-
-
-def _check_tools(fields: ChatFields) -> None:
+    check_prefill(fields.add_generation_prompt, fields.continue_final_message)
     if fields.tool_choice not in (None, "none", "auto"):
         raise ApiError(
             400,
@@ -79,61 +86,54 @@ def _check_tools(fields: ChatFields) -> None:
             param="tool_choice",
             code="unsupported_parameter",
         )
-    for i, tool in enumerate(fields.tools or []):
-        function = tool.get("function")
-        if tool.get("type") != "function" or not isinstance(function, dict):
-            raise ApiError(400, f"tools[{i}] is not a function", param=f"tools[{i}]")
-        if not isinstance(function.get("name"), str):
-            raise ApiError(400, f"tools[{i}].function.name is missing", param=f"tools[{i}]")
+    check_tools(fields.tools)
+
+
+async def chat_sampling(front: Front, fields: ChatFields) -> Sampling:
+    """The sampling of the first choice. Raises ApiError or InvalidRequest (400)."""
+    top_logprobs = (fields.top_logprobs or 0) if fields.logprobs else -1
+    ready = front.ready()
+    return await front.in_thread(
+        lambda: make_sampling(fields, ready, front.vocabulary, top_logprobs)
+    )
+
+
+async def prompt_of(front: Front, fields: ChatFields) -> list[int]:
+    ready = front.ready()
+    keep = kept_tokens(fields, ready)
+    return await front.in_thread(lambda: chat_prompt(front, fields.conversation, ready, keep))
 
 
 class _Chat:
     """One request."""
 
-    def __init__(self, front: Front, fields: ChatFields) -> None:
+    def __init__(self, front: Front, fields: ChatFields, record: Record) -> None:
         self._front = front
         self._fields = fields
+        self._record = record
 
     async def _generate(self) -> Generation:
         front, fields = self._front, self._fields
-        ready = front.ready()
-        top_logprobs = (fields.top_logprobs or 0) if fields.logprobs else -1
-        grammar = await front.in_thread(lambda: make_grammar(fields))
-        sampling = make_sampling(fields, ready, front.vocabulary.eos_ids, top_logprobs, grammar)
-        prompt = await front.in_thread(lambda: self._prompt(ready))
-        starts_text = not fields.continue_final_message
-        return Generation(front, "chatcmpl", fields, [prompt], sampling, starts_text=starts_text)
-
-    def _prompt(self, ready: Ready) -> list[int]:
-        """Renders and encodes; runs in a thread."""
-        fields, template = self._fields, self._front.template
-        if template is None:
-            raise ApiError(
-                400,
-                "this model has no chat template: use /v1/completions,"
-                " or start the server with --chat-template FILE",
-                code="no_chat_template",
-            )
-        messages = conversation(fields.messages or [], knows_developer=template.knows_developer)
-        variables = dict(fields.chat_template_kwargs or {})
-        if fields.reasoning_effort is not None:
-            variables.setdefault("reasoning_effort", fields.reasoning_effort)
-        tools = None if fields.tool_choice == "none" else fields.tools
-        if fields.continue_final_message:
-            text = template.render_prefill(messages, tools=tools, variables=variables)
-        else:
-            header = fields.add_generation_prompt is not False
-            text = template.render(
-                messages, tools=tools, variables=variables, add_generation_prompt=header
-            )
-        return encode_prompt(text, self._front.vocabulary, ready, "messages")
+        sampling = await chat_sampling(front, fields)
+        prompt = await prompt_of(front, fields)
+        return Generation(
+            front,
+            "chatcmpl",
+            fields,
+            [prompt],
+            sampling,
+            starts_text=not fields.continue_final_message,
+            record=self._record,
+        )
 
     def _logprobs(
         self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]
     ) -> dict[str, Any] | None:
         if not self._fields.logprobs or not tokens:
             return None
-        return chat_logprobs(self._front.vocabulary, tokens, logprobs)
+        return chat_logprobs(
+            self._front.vocabulary, tokens, logprobs, skip_special=self._fields.skip_special
+        )
 
     async def answer(self) -> Response:
         generation = await self._generate()

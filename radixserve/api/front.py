@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from radixserve.api.body import BodyParser
 from radixserve.api.errors import ApiError
@@ -32,13 +34,14 @@ class Front:
         """
         folder = Path(config.worker.model_path)
         self.config = config.server
+        self.settings = _told(config)
         self.engine = engine
         self.metrics = metrics
         self.vocabulary = Vocabulary(folder)
         self.template = find_template(folder, self.vocabulary, config.server.chat_template)
         self.model = config.server.served_model_name or folder.name
         self.created = int(time.time())
-        self.parser = BodyParser()
+        self.parser = BodyParser(config.server.max_body_bytes)
         self._pool = ThreadPoolExecutor(PROMPT_THREADS, thread_name_prefix="prompt")
 
     async def in_thread(self, work: Callable[[], T]) -> T:
@@ -68,6 +71,13 @@ class Front:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _told(config: Config) -> dict[str, Any]:
+    """The settings that anyone with the API key may know."""
+    told: dict[str, Any] = msgspec.to_builtins(config)
+    del told["server"]["api_key"], told["run_dir"], told["launcher"]
+    return told
 
 
 def new_id(prefix: str) -> str:

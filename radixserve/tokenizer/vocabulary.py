@@ -140,6 +140,11 @@ class Vocabulary:
             return bytes([int(piece[3:5], 16)])
         return piece.replace(SPIECE_SPACE, " ").encode()
 
+    def spelling(self, token: int) -> str:
+        """How tokenizer.json spells `token`, e.g. "Ġhi" or "▁hi"; "" for an id without a token."""
+        piece: str | None = self._tokenizer.id_to_token(token)
+        return piece or ""
+
     def token_text(self, token: int) -> str:
         """One token for display; a part of a character is spelled like `bytes:\\xe2\\x82`."""
         data = self.token_bytes(token)
