@@ -28,6 +28,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     chat_template: Annotated[
         str, Meta(description="file with a Jinja chat template that replaces the model's own")
     ] = ""
+    tool_call_parser: Annotated[
+        str,
+        Meta(description="how the model writes tool calls: auto (by its template), none, a format"),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str, Meta(description="whose marks of reasoning it writes: auto, none, a format")
+    ] = "auto"
     default_max_tokens: Annotated[
         int,
         Meta(

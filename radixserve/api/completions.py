@@ -12,7 +12,7 @@ from radixserve.api.errors import ApiError, json_response
 from radixserve.api.events import DONE, EventStream, answer_while_connected, event
 from radixserve.api.fields import GenerationFields, check_fields, kept_tokens, make_sampling
 from radixserve.api.front import Front
-from radixserve.api.generation import Generation, Whole
+from radixserve.api.generation import Decoding, Generation, Whole
 from radixserve.api.logprobs import characters, completion_logprobs
 from radixserve.api.openapi import takes
 from radixserve.messages import Sampling, TokenLogprobs
@@ -119,7 +119,13 @@ class _Completion:
         sampling = await completion_sampling(front, fields)
         prompts = await prompts_of(front, fields, self._prompts)
         return Generation(
-            front, "cmpl", fields, prompts, sampling, starts_text=False, record=self._record
+            front,
+            "cmpl",
+            fields,
+            prompts,
+            sampling,
+            decoding=Decoding(starts_text=False),
+            record=self._record,
         )
 
     def _logprobs(

@@ -5,7 +5,7 @@ usage. Leaving `pieces` early aborts what still runs.
 """
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 
 from msgspec import Struct
@@ -39,6 +39,19 @@ class Whole(Struct):
     logprobs: list[TokenLogprobs] = []
     finish: str = ""
 
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.tokens += piece.tokens
+        self.logprobs += piece.logprobs
+        self.finish = piece.finish
+
+
+class Decoding(Struct, frozen=True):
+    """How answers become text: see TextDecoder."""
+
+    starts_text: bool
+    shown: Collection[int] = ()
+
 
 class Generation:
     """Choice i belongs to prompt i // n. `usage` is final when `pieces` has ended."""
@@ -51,10 +64,10 @@ class Generation:
         prompts: Sequence[Sequence[int]],
         sampling: Sampling,
         *,
-        starts_text: bool,
+        decoding: Decoding,
         record: Record,
     ) -> None:
-        """`kind` begins the id. `starts_text`: see TextDecoder. `record` is told the counts."""
+        """`kind` begins the id. `record` is told the counts."""
         ready = front.ready()
         self.id = new_id(kind)
         self.created = int(time.time())
@@ -74,9 +87,10 @@ class Generation:
                 front.vocabulary,
                 stops=fields.stops,
                 min_tokens=sampling.min_tokens,
-                starts_text=starts_text,
+                starts_text=decoding.starts_text,
                 include_stop=bool(fields.include_stop_str_in_output),
                 skip_special=fields.skip_special,
+                shown=decoding.shown,
             )
             for _ in range(self.num_choices)
         ]
@@ -119,11 +133,7 @@ class Generation:
         wholes = [Whole() for _ in range(self.num_choices)]
         async with aclosing(self.pieces()) as pieces:
             async for index, piece in pieces:
-                whole = wholes[index]
-                whole.text += piece.text
-                whole.tokens += piece.tokens
-                whole.logprobs += piece.logprobs
-                whole.finish = piece.finish
+                wholes[index].add(piece)
         return wholes
 
     def usage(self) -> Usage:

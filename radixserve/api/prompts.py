@@ -11,6 +11,8 @@ from radixserve.messages import Ready
 from radixserve.tokenizer.conversation import conversation
 from radixserve.tokenizer.prompt import encode_any, encode_prompt
 
+END_LENGTH = 256  # characters; longer than any mark a format looks for
+
 
 class Conversation(Struct, frozen=True, kw_only=True):
     """What a prompt is made from; messages and tools as OpenAI's chat sends them."""
@@ -44,18 +46,27 @@ def render(front: Front, chat: Conversation) -> str:
     )
 
 
+class ChatPrompt(Struct, frozen=True):
+    """`end`: the last characters of the text, which may have begun the answer's reasoning."""
+
+    tokens: list[int]
+    end: str
+
+
 def chat_prompt(
     front: Front, chat: Conversation, ready: Ready, keep: int | None = None
-) -> list[int]:
-    """The prompt's tokens, within the limits of the engine; of more than `keep` the last ones."""
-    return encode_prompt(
-        render(front, chat),
+) -> ChatPrompt:
+    """The prompt within the limits of the engine; of more than `keep` tokens the last ones."""
+    text = render(front, chat)
+    tokens = encode_prompt(
+        text,
         front.vocabulary,
         ready,
         "messages",
         add_special_tokens=chat.add_special_tokens,
         keep=keep,
     )
+    return ChatPrompt(tokens, text[-END_LENGTH:])
 
 
 def chat_tokens(front: Front, chat: Conversation) -> list[int]:

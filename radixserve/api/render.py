@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from radixserve.api.access import record_of
-from radixserve.api.chat import ChatFields, chat_sampling, check_chat, prompt_of
+from radixserve.api.chat import ChatFields, check_chat, prepare
 from radixserve.api.completions import (
     CompletionFields,
     check_completion,
@@ -32,10 +32,10 @@ def routes(front: Front) -> APIRouter:
         """The tokens of a conversation and the sampling, without an answer."""
         fields = await front.parser.read(request, ChatFields)
         check_chat(front, fields)
-        sampling = await chat_sampling(front, fields)
-        prompt = await prompt_of(front, fields)
-        record_of(request).prompt_tokens = len(prompt)
-        return json_response(_rendered(front, "chatcmpl", fields, prompt, sampling))
+        ready = await prepare(front, fields)
+        tokens = ready.prompt.tokens
+        record_of(request).prompt_tokens = len(tokens)
+        return json_response(_rendered(front, "chatcmpl", fields, tokens, ready.sampling))
 
     @router.post("/v1/completions/render", **takes(CompletionFields, "prompt"))
     async def render_completion(request: Request) -> Response:

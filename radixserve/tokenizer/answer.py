@@ -4,7 +4,7 @@ Joins incremental decoding and stop strings; the HTTP surfaces use it for stream
 answers alike, so both give the same text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
@@ -40,9 +40,15 @@ class AnswerDecoder:
         starts_text: bool = True,
         include_stop: bool = False,
         skip_special: bool = True,
+        shown: Collection[int] = (),
     ) -> None:
-        """`include_stop`: what ended the answer, a stop id or string, belongs to its text."""
-        self._text = TextDecoder(vocabulary, starts_text=starts_text, skip_special=skip_special)
+        """`skip_special`, `shown`: see TextDecoder.
+
+        `include_stop`: what ended the answer, a stop id or string, belongs to its text.
+        """
+        self._text = TextDecoder(
+            vocabulary, starts_text=starts_text, skip_special=skip_special, shown=shown
+        )
         self._stops = StopMatcher(stops, include=include_stop)
         self._include_stop = include_stop
         self._min_tokens = min_tokens

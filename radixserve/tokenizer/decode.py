@@ -5,7 +5,7 @@ replaced by U+FFFD. So the pieces joined are the text of all the tokens, however
 """
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from radixserve.tokenizer.vocabulary import Vocabulary
 
@@ -16,24 +16,30 @@ class TextDecoder:
     """The text of one answer."""
 
     def __init__(
-        self, vocabulary: Vocabulary, *, starts_text: bool, skip_special: bool = True
+        self,
+        vocabulary: Vocabulary,
+        *,
+        starts_text: bool,
+        skip_special: bool = True,
+        shown: Collection[int] = (),
     ) -> None:
         """`starts_text`: a chat answer, which stands alone, not the continuation of a prompt.
 
         It matters for sentencepiece vocabularies: they write a space before the first word of a
         text, which is not part of it; in a continuation the same space is.
-        `skip_special`: special tokens have no text; else they have their spelling.
+        `skip_special`: special tokens have no text, but for those in `shown`; else they have their
+        spelling.
         """
         self._vocabulary = vocabulary
-        self._skip_special = skip_special
+        self._hidden = vocabulary.special_ids.difference(shown) if skip_special else frozenset()
         self._utf8 = _new_utf8_decoder(errors="replace")
         self._strip = starts_text and vocabulary.strips_leading_space
 
     def push(self, token: int) -> str:
         """The characters that `token` completes; often none or several."""
-        special = token in self._vocabulary.special_ids
-        if special and self._skip_special:
+        if token in self._hidden:
             return ""
+        special = token in self._vocabulary.special_ids
         data = self._vocabulary.token_bytes(token)
         if self._strip and data and not special:
             data = data.removeprefix(b" ")
