@@ -19,12 +19,39 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(description="port to listen on", ge=0, le=65535)] = 30000
-    api_key: Annotated[str, Meta(description="bearer key that /v1 routes ask for")] = ""
+    api_key: Annotated[
+        str, Meta(description="bearer key that all routes but probes and documentation ask for")
+    ] = ""
     served_model_name: Annotated[
         str, Meta(description="model id in the API; default: the folder or file name")
     ] = ""
     chat_template: Annotated[
         str, Meta(description="file with a Jinja chat template that replaces the model's own")
+    ] = ""
+    tool_call_parser: Annotated[
+        str,
+        Meta(description="how the model writes tool calls: auto (by its template), none, a format"),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str, Meta(description="whose marks of reasoning it writes: auto, none, a format")
+    ] = "auto"
+    default_max_tokens: Annotated[
+        int,
+        Meta(
+            description="most tokens of an answer that asks for no limit; 0: what the context has"
+            " left",
+            ge=0,
+        ),
+    ] = 0
+    max_body_bytes: Annotated[
+        int, Meta(description="longest request body; longer ones get 413", ge=1024)
+    ] = 64 << 20
+    cors_origins: Annotated[
+        str,
+        Meta(
+            description="origins, with commas between, whose pages may call the API from a browser;"
+            " * for all"
+        ),
     ] = ""
 
 

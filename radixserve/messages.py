@@ -126,7 +126,7 @@ class Invalidate(Struct, frozen=True, tag=True):
 
     request_id: str
     origin: int
-    namespace: Namespace
+    namespace: Namespace | None  # None: all of them, whole
     prefix: bytes = b""  # int32 token ids; empty: the whole namespace
 
 

@@ -3,33 +3,76 @@
 import hmac
 from collections.abc import Awaitable, Callable
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.params import Depends as DependsOn
+from fastapi.security import HTTPBearer
+from starlette.middleware.cors import CORSMiddleware
 
-from radixserve.api import chat, completions, health, metrics, models
+from radixserve.api import (
+    chat,
+    completions,
+    control,
+    health,
+    metrics,
+    models,
+    openapi,
+    render,
+    server,
+    tokenization,
+)
+from radixserve.api.access import HEADER, AccessLog
 from radixserve.api.errors import ApiError, answer_errors
 from radixserve.api.front import Front
 
 
 def key_check(api_key: str) -> Callable[[Request], Awaitable[None]]:
-    """A dependency that lets through only requests with this bearer key; all if it is ""."""
+    """A dependency that lets through only requests with this bearer key."""
     wanted = api_key.encode()
 
     async def check(request: Request) -> None:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         right = hmac.compare_digest(key.strip().encode("latin-1"), wanted)
-        if wanted and not (right and scheme.lower() == "bearer"):
+        if not (right and scheme.lower() == "bearer"):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
 
     return check
 
 
+def _key_asked(api_key: str) -> list[DependsOn]:
+    """The second one only tells the OpenAPI document of the key."""
+    if not api_key:
+        return []
+    return [Depends(key_check(api_key)), Depends(HTTPBearer(auto_error=False))]
+
+
 def create_app(front: Front) -> FastAPI:
-    """All routes. `/v1` asks for the key if there is one; health and metrics never do."""
+    """All routes. Those of `guarded` ask for the key if there is one; the others never do."""
     app = FastAPI(title="radixserve", docs_url=None, redoc_url=None, openapi_url=None)
     answer_errors(app)
-    guarded = [Depends(key_check(front.config.api_key))]
-    for surface in (chat, completions, models):
-        app.include_router(surface.routes(front), dependencies=guarded)
-    app.include_router(health.routes(front.engine))
-    app.include_router(metrics.routes(front.metrics, front.engine))
+    _add_middleware(app, front.config.cors_origins)
+    guarded = APIRouter(dependencies=_key_asked(front.config.api_key), responses=openapi.FAULTS)
+    surfaces = (chat, completions, render, tokenization, models, control)
+    for router in (*(surface.routes(front) for surface in surfaces), server.guarded_routes(front)):
+        guarded.include_router(router)
+    app.include_router(guarded)
+    for router in (
+        health.routes(front.engine),
+        metrics.routes(front.metrics, front.engine),
+        server.routes(front),
+        openapi.routes(app),
+    ):
+        app.include_router(router, responses=openapi.FAULTS)
     return app
+
+
+def _add_middleware(app: FastAPI, cors_origins: str) -> None:
+    """The last one added is the outermost."""
+    if origins := [origin.strip() for origin in cors_origins.split(",") if origin.strip()]:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[HEADER, "retry-after"],
+        )
+    app.add_middleware(AccessLog)

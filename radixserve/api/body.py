@@ -1,9 +1,10 @@
 """Request bodies: read within a limit, parsed strictly, every fault named.
 
 Unknown keys are ignored and logged once each, since real clients send many. Known ones that would
-change the answer and are not supported are refused by name.
+change the answer and are not supported are refused by name. 1.0 is taken where 1 is.
 """
 
+import json
 import logging
 import re
 from collections.abc import Mapping
@@ -19,35 +20,44 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-MAX_BODY_BYTES = 64 << 20
 MAX_LOGGED_KEYS = 1000  # beyond which unknown keys are no longer told apart
 
 # Parameters of OpenAI and of other servers -> the values that ask for nothing. null always is one.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "add_special_tokens": (),
     "allowed_token_ids": (),
     "audio": (),
-    "bad_words": ([],),
     "chat_template": (),
+    "conversation": (),
+    "custom_logit_processor": (),
     "documents": ([],),
     "dry_multiplier": (0,),
     "echo": (False,),
     "function_call": (),
     "functions": ([],),
-    "include_stop_str_in_output": (False,),
+    "input": (),
+    "input_ids": (),
+    "instructions": (),
     "length_penalty": (1,),
+    "logits_processors": ([],),
     "lora_path": (),
     "mirostat": (0,),
     "modalities": (["text"],),
+    "no_repeat_ngram_size": (0,),
     "no_stop_trim": (False,),
+    "previous_response_id": (),
+    "prompt_embeds": (),
     "prompt_logprobs": (),
+    "repeat_penalty": (1,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
     "session_params": (),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "stop_regex": ([], ""),
     "structural_tag": (),
     "suffix": ("",),
-    "truncate_prompt_tokens": (),
+    "system": (),
+    "text": ({"format": {"type": "text"}},),
+    "thinking_token_budget": (),
     "typical_p": (1,),
     "use_beam_search": (False,),
     "web_search_options": (),
@@ -57,40 +67,61 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 _WHERE = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?`?\$\.?(?P<path>.*?)`)?", re.DOTALL)
 
 
-async def read_body(request: Request) -> bytes:
-    """The body of a JSON request. ApiError 413 if it is too long, 415 if it is not JSON."""
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
-        raise ApiError(415, "the content type must be application/json")
+async def _read(request: Request, limit: int) -> bytes:
+    """The body of a request. ApiError 413 if it is too long."""
     length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > MAX_BODY_BYTES:
-        raise _too_large()
+    if length.isdigit() and int(length) > limit:
+        raise _too_large(limit)
     body = bytearray()
     try:
         async for chunk in request.stream():
             body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                raise _too_large()
+            if len(body) > limit:
+                raise _too_large(limit)
     except ClientDisconnect as error:
         raise ApiError(400, "the body is incomplete") from error
     return bytes(body)
 
 
-def _too_large() -> ApiError:
-    return ApiError(413, f"the body is longer than {MAX_BODY_BYTES >> 20} MiB")
+def _check_type(request: Request) -> None:
+    kind, *options = request.headers.get("content-type", "application/json").lower().split(";")
+    kind = kind.strip()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise ApiError(415, "the content type must be application/json")
+    for option in options:
+        name, _, value = option.partition("=")
+        if name.strip() == "charset" and value.strip(' "') not in ("utf-8", "utf8", "us-ascii"):
+            raise ApiError(415, "the charset must be utf-8")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(415, "the content encoding must be identity")
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the body is longer than {limit} bytes")
 
 
 class BodyParser:
-    """Parses the bodies of one server; remembers which unknown keys it has logged."""
+    """Reads the bodies of one server; remembers which unknown keys it has logged."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._logged: set[str] = set()
+
+    async def read(self, request: Request, kind: type[T]) -> T:
+        """The body of `request` as a `kind`. ApiError 415 if it is not JSON, 413, 400."""
+        _check_type(request)
+        return self.parse(await _read(request, self._max_bytes), kind)
+
+    async def skip(self, request: Request) -> None:
+        """Read a body that means nothing, whatever it is. ApiError 413 if it is too long."""
+        await _read(request, self._max_bytes)
 
     def parse(self, body: bytes, kind: type[T]) -> T:
         """`body` as a `kind`. ApiError 400 names the field at fault."""
         try:
-            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-            parsed = msgspec.json.decode(body, type=kind)
+            fields = _decode(body, kind)
+            _refuse_repeated_keys(body)
+            parsed = msgspec.convert(fields, kind)
         except msgspec.ValidationError as error:
             raise _invalid(error) from error
         except ValueError as error:  # msgspec.DecodeError
@@ -101,10 +132,9 @@ class BodyParser:
         self._judge({name: fields[name] for name in unknown})
         return parsed
 
-    def _judge(self, unknown: Mapping[str, msgspec.Raw]) -> None:
-        for name, raw in unknown.items():
+    def _judge(self, unknown: Mapping[str, Any]) -> None:
+        for name, value in unknown.items():
             if name in UNSUPPORTED:
-                value = msgspec.json.decode(raw)
                 if value is not None and value not in UNSUPPORTED[name]:
                     raise ApiError(
                         400,
@@ -115,6 +145,36 @@ class BodyParser:
             elif name not in self._logged and len(self._logged) < MAX_LOGGED_KEYS:
                 self._logged.add(name)
                 log.info("ignoring the unknown parameter %.100r (said once)", name)
+
+
+def _decode(body: bytes, kind: type[T]) -> dict[str, Any]:
+    """The keys and values of an object, all of them valid; whole floats as integers."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.ValidationError:
+        msgspec.json.decode(body, type=kind)  # knows better where the fault is
+        raise
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in fields.items()
+    }
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    """Readers differ in which of two equal keys they take: a router might judge another than we."""
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise ApiError(400, f"the key {name[:100]} comes twice in an object", param=name[:100])
+        seen.add(name)
+
+
+_scanner = json.JSONDecoder(object_pairs_hook=_unique, parse_int=bool, parse_float=bool)
+
+
+def _refuse_repeated_keys(body: bytes) -> None:
+    """`body` is valid JSON. Raises ApiError."""
+    _scanner.decode(body.decode())
 
 
 def _invalid(error: msgspec.ValidationError) -> ApiError:

@@ -1,27 +1,28 @@
 """`POST /v1/chat/completions`, as OpenAI defines it.
 
-Tools are rendered into the template; calls in the answer are not parsed, so `tool_choice` may only
-be "none" (the tools are left out) or "auto".
+Tools are rendered into the template; reasoning and tool calls are read out of the answer as the
+model writes them (`reading.py`). `tool_choice` "required" or a name forces calls by a grammar.
 """
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Request, Response
-from msgspec import Meta
+from msgspec import Meta, Struct
 
-from radixserve.api.body import read_body
+from radixserve.api.access import Record, record_of
 from radixserve.api.errors import ApiError, json_response
 from radixserve.api.events import DONE, EventStream, answer_while_connected, event
-from radixserve.api.fields import GenerationFields, check_fields, make_sampling
+from radixserve.api.fields import GenerationFields, check_fields, kept_tokens, make_sampling
 from radixserve.api.front import Front
-from radixserve.api.generation import Generation, Whole
-from radixserve.api.grammar import make_grammar
+from radixserve.api.generation import Decoding, Generation, Whole
 from radixserve.api.logprobs import chat_logprobs
-from radixserve.messages import Ready, TokenLogprobs
-from radixserve.tokenizer.conversation import conversation
-from radixserve.tokenizer.prompt import encode_prompt
+from radixserve.api.openapi import takes
+from radixserve.api.prompts import ChatPrompt, Conversation, chat_prompt, check_prefill, check_tools
+from radixserve.api.reading import Message, Reader, Reading, delta_of, make_reading, read_choice
+from radixserve.messages import Ready, Sampling, TokenLogprobs
 
 
 class ChatFields(GenerationFields, frozen=True, kw_only=True):
@@ -32,21 +33,38 @@ class ChatFields(GenerationFields, frozen=True, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None  # no effect while calls are not parsed
+    parallel_tool_calls: bool | None = None  # false: of forced calls one, no more
     reasoning_effort: str | None = None  # a variable of the template
+    reasoning: dict[str, Any] | None = None  # {"effort": the same}
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def conversation(self) -> Conversation:
+        variables = dict(self.chat_template_kwargs or {})
+        effort = self.reasoning_effort or (self.reasoning or {}).get("effort")
+        if effort is not None:
+            variables.setdefault("reasoning_effort", effort)
+        return Conversation(
+            messages=self.messages or [],
+            tools=None if self.tool_choice == "none" else self.tools,
+            variables=variables,
+            header=self.add_generation_prompt is not False,
+            prefill=bool(self.continue_final_message),
+            add_special_tokens=self.add_special_tokens is not False,
+        )
 
 
 def routes(front: Front) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", **takes(ChatFields, "messages", streams=True))
     async def chat_completions(request: Request) -> Response:
-        fields = front.parser.parse(await read_body(request), ChatFields)
-        _check(front, fields)
-        chat = _Chat(front, fields)
+        """The next message of a conversation."""
+        fields = await front.parser.read(request, ChatFields)
+        check_chat(front, fields)
+        chat = _Chat(front, fields, record_of(request))
         if fields.stream:
             return EventStream(chat.events())
         return await answer_while_connected(request.receive, chat.answer())
@@ -54,7 +72,7 @@ def routes(front: Front) -> APIRouter:
     return router
 
 
-def _check(front: Front, fields: ChatFields) -> None:
+def check_chat(front: Front, fields: ChatFields) -> None:
     """What can be said without the prompt. Raises ApiError."""
     front.check_model(fields.model)
     check_fields(fields)
@@ -62,98 +80,99 @@ def _check(front: Front, fields: ChatFields) -> None:
         raise ApiError(400, "messages is required", param="messages")
     if fields.top_logprobs and not fields.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-    if fields.continue_final_message and fields.add_generation_prompt:
-        raise ApiError(
-            400,
-            "continue_final_message and add_generation_prompt exclude each other",
-            param="continue_final_message",
-        )
-    _check_tools(fields)
+    check_prefill(fields.add_generation_prompt, fields.continue_final_message)
+    check_tools(fields.tools)
 
 
-def _check_tools(fields: ChatFields) -> None:
-    if fields.tool_choice not in (None, "none", "auto"):
-        raise ApiError(
-            400,
-            'tool_choice: only "none" and "auto" are supported by this server',
-            param="tool_choice",
-            code="unsupported_parameter",
-        )
-    for i, tool in enumerate(fields.tools or []):
-        function = tool.get("function")
-        if tool.get("type") != "function" or not isinstance(function, dict):
-            raise ApiError(400, f"tools[{i}] is not a function", param=f"tools[{i}]")
-        if not isinstance(function.get("name"), str):
-            raise ApiError(400, f"tools[{i}].function.name is missing", param=f"tools[{i}]")
+class Prepared(Struct, frozen=True):
+    """A request, ready to be submitted."""
+
+    prompt: ChatPrompt
+    sampling: Sampling
+    reading: Reading
+
+
+async def prepare(front: Front, fields: ChatFields) -> Prepared:
+    """Renders, encodes and judges in a thread. Raises ApiError or InvalidRequest (400)."""
+    ready = front.ready()
+    return await front.in_thread(lambda: _prepare(front, fields, ready))
+
+
+def _prepare(front: Front, fields: ChatFields, ready: Ready) -> Prepared:
+    several = fields.parallel_tool_calls is not False
+    choice = read_choice(fields.tools, fields.tool_choice, several)
+    reading = make_reading(front, choice)
+    top_logprobs = (fields.top_logprobs or 0) if fields.logprobs else -1
+    sampling = make_sampling(fields, ready, front.vocabulary, top_logprobs)
+    if reading.grammar:
+        if sampling.grammar:
+            text = "tool_choice and a format of the answer exclude each other"
+            raise ApiError(400, text, param="tool_choice")
+        sampling = msgspec.structs.replace(sampling, grammar=reading.grammar)
+    prompt = chat_prompt(front, fields.conversation, ready, kept_tokens(fields, ready))
+    return Prepared(prompt, sampling, reading)
 
 
 class _Chat:
     """One request."""
 
-    def __init__(self, front: Front, fields: ChatFields) -> None:
+    def __init__(self, front: Front, fields: ChatFields, record: Record) -> None:
         self._front = front
         self._fields = fields
+        self._record = record
+        self._named = False
 
-    async def _generate(self) -> Generation:
+    async def _begin(self) -> tuple[Generation, list[Reader]]:
+        """The generation, and who reads each of its choices."""
         front, fields = self._front, self._fields
-        ready = front.ready()
-        top_logprobs = (fields.top_logprobs or 0) if fields.logprobs else -1
-        grammar = await front.in_thread(lambda: make_grammar(fields))
-        sampling = make_sampling(fields, ready, front.vocabulary.eos_ids, top_logprobs, grammar)
-        prompt = await front.in_thread(lambda: self._prompt(ready))
-        starts_text = not fields.continue_final_message
-        return Generation(front, "chatcmpl", fields, [prompt], sampling, starts_text=starts_text)
-
-    def _prompt(self, ready: Ready) -> list[int]:
-        """Renders and encodes; runs in a thread."""
-        fields, template = self._fields, self._front.template
-        if template is None:
-            raise ApiError(
-                400,
-                "this model has no chat template: use /v1/completions,"
-                " or start the server with --chat-template FILE",
-                code="no_chat_template",
-            )
-        messages = conversation(fields.messages or [], knows_developer=template.knows_developer)
-        variables = dict(fields.chat_template_kwargs or {})
-        if fields.reasoning_effort is not None:
-            variables.setdefault("reasoning_effort", fields.reasoning_effort)
-        tools = None if fields.tool_choice == "none" else fields.tools
-        if fields.continue_final_message:
-            text = template.render_prefill(messages, tools=tools, variables=variables)
-        else:
-            header = fields.add_generation_prompt is not False
-            text = template.render(
-                messages, tools=tools, variables=variables, add_generation_prompt=header
-            )
-        return encode_prompt(text, self._front.vocabulary, ready, "messages")
+        ready = await prepare(front, fields)
+        generation = Generation(
+            front,
+            "chatcmpl",
+            fields,
+            [ready.prompt.tokens],
+            ready.sampling,
+            decoding=Decoding(not fields.continue_final_message, front.marker_ids),
+            record=self._record,
+        )
+        self._named = ready.reading.choice.named
+        readers = [ready.reading.reader(ready.prompt.end) for _ in range(generation.num_choices)]
+        return generation, readers
 
     def _logprobs(
         self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]
     ) -> dict[str, Any] | None:
         if not self._fields.logprobs or not tokens:
             return None
-        return chat_logprobs(self._front.vocabulary, tokens, logprobs)
+        return chat_logprobs(
+            self._front.vocabulary, tokens, logprobs, skip_special=self._fields.skip_special
+        )
 
     async def answer(self) -> Response:
-        generation = await self._generate()
-        wholes = await generation.wholes()
-        choices = [self._choice(index, whole) for index, whole in enumerate(wholes)]
+        generation, readers = await self._begin()
+        messages = [Message() for _ in readers]
+        wholes = [Whole() for _ in readers]
+        async with aclosing(generation.pieces()) as pieces:
+            async for index, piece in pieces:
+                wholes[index].add(piece)
+                messages[index].add(readers[index].read(piece))
+        choices = [
+            {
+                "index": index,
+                "message": message.as_json(),
+                "logprobs": self._logprobs(whole.tokens, whole.logprobs),
+                "finish_reason": self._finish(whole.finish, reader),
+            }
+            for index, (message, whole, reader) in enumerate(
+                zip(messages, wholes, readers, strict=True)
+            )
+        ]
         head = self._head(generation, "chat.completion")
         return json_response(head | {"choices": choices, "usage": generation.usage()})
 
-    def _choice(self, index: int, whole: Whole) -> dict[str, Any]:
-        return {
-            "index": index,
-            "message": {
-                "role": "assistant",
-                "content": whole.text,
-                "refusal": None,
-                "annotations": [],
-            },
-            "logprobs": self._logprobs(whole.tokens, whole.logprobs),
-            "finish_reason": whole.finish,
-        }
+    def _finish(self, finish: str, reader: Reader) -> str:
+        """OpenAI's reason: an answer that calls tools of its own accord says so."""
+        return "tool_calls" if reader.called and finish == "stop" and not self._named else finish
 
     def _head(self, generation: Generation, kind: str) -> dict[str, Any]:
         return {
@@ -165,7 +184,7 @@ class _Chat:
         }
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        generation = await self._generate()
+        generation, readers = await self._begin()
         head = self._head(generation, "chat.completion.chunk")
         usage = generation.chunk_usage
 
@@ -180,10 +199,12 @@ class _Chat:
                     begun.add(index)
                     yield chunk(index, {"role": "assistant", "content": "", "refusal": None})
                 logprobs = self._logprobs(piece.tokens, piece.logprobs)
-                if piece.text or logprobs:
-                    yield chunk(index, {"content": piece.text}, logprobs=logprobs)
+                deltas = [delta for e in readers[index].read(piece) if (delta := delta_of(e))]
+                for delta in deltas or [{"content": ""}] * (logprobs is not None):
+                    yield chunk(index, delta, logprobs=logprobs)
+                    logprobs = None
                 if piece.finish:
-                    yield chunk(index, {}, finish_reason=piece.finish)
+                    yield chunk(index, {}, finish_reason=self._finish(piece.finish, readers[index]))
         if self._fields.include_usage:
             yield event(head | {"choices": [], "usage": generation.usage()})
         yield DONE

@@ -7,15 +7,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
-from radixserve.api.body import read_body
+from radixserve.api.access import Record, record_of
 from radixserve.api.errors import ApiError, json_response
 from radixserve.api.events import DONE, EventStream, answer_while_connected, event
-from radixserve.api.fields import GenerationFields, check_fields, make_sampling
+from radixserve.api.fields import GenerationFields, check_fields, kept_tokens, make_sampling
 from radixserve.api.front import Front
-from radixserve.api.generation import Generation, Whole
-from radixserve.api.grammar import make_grammar
+from radixserve.api.generation import Decoding, Generation, Whole
 from radixserve.api.logprobs import characters, completion_logprobs
-from radixserve.messages import Ready, TokenLogprobs
+from radixserve.api.openapi import takes
+from radixserve.messages import Sampling, TokenLogprobs
 from radixserve.tokenizer.prompt import check_prompt, encode_prompt
 
 MAX_CHOICES = 256  # of one HTTP request
@@ -31,17 +31,51 @@ class CompletionFields(GenerationFields, frozen=True, kw_only=True):
 def routes(front: Front) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", **takes(CompletionFields, "prompt", streams=True))
     async def completions(request: Request) -> Response:
-        fields = front.parser.parse(await read_body(request), CompletionFields)
-        front.check_model(fields.model)
-        check_fields(fields)
-        completion = _Completion(front, fields, _split(fields))
+        """How one or many prompts go on."""
+        fields = await front.parser.read(request, CompletionFields)
+        prompts = check_completion(front, fields)
+        completion = _Completion(front, fields, prompts, record_of(request))
         if fields.stream:
             return EventStream(completion.events())
         return await answer_while_connected(request.receive, completion.answer())
 
     return router
+
+
+def check_completion(front: Front, fields: CompletionFields) -> list[str] | list[list[int]]:
+    """What can be said without the tokens. Returns the prompts. Raises ApiError."""
+    front.check_model(fields.model)
+    check_fields(fields)
+    return _split(fields)
+
+
+async def completion_sampling(front: Front, fields: CompletionFields) -> Sampling:
+    """The sampling of the first choice. Raises ApiError or InvalidRequest (400)."""
+    top_logprobs = -1 if fields.logprobs is None else fields.logprobs
+    ready = front.ready()
+    return await front.in_thread(
+        lambda: make_sampling(fields, ready, front.vocabulary, top_logprobs)
+    )
+
+
+async def prompts_of(
+    front: Front, fields: CompletionFields, prompts: list[str] | list[list[int]]
+) -> list[list[int]]:
+    """The prompts as tokens, within the limits of the engine. InvalidRequest if they are not."""
+    ready = front.ready()
+    keep = kept_tokens(fields, ready)
+    special = fields.add_special_tokens is not False
+
+    def encode(prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, list):
+            return check_prompt(prompt, ready, "prompt", keep=keep)
+        return encode_prompt(
+            prompt, front.vocabulary, ready, "prompt", add_special_tokens=special, keep=keep
+        )
+
+    return await front.in_thread(lambda: [encode(prompt) for prompt in prompts])
 
 
 def _split(fields: CompletionFields) -> list[str] | list[list[int]]:
@@ -69,32 +103,47 @@ class _Completion:
     """One request."""
 
     def __init__(
-        self, front: Front, fields: CompletionFields, prompts: list[str] | list[list[int]]
+        self,
+        front: Front,
+        fields: CompletionFields,
+        prompts: list[str] | list[list[int]],
+        record: Record,
     ) -> None:
         self._front = front
+        self._record = record
         self._fields = fields
         self._prompts = prompts
 
     async def _generate(self) -> Generation:
         front, fields = self._front, self._fields
-        ready = front.ready()
-        top_logprobs = -1 if fields.logprobs is None else fields.logprobs
-        grammar = await front.in_thread(lambda: make_grammar(fields))
-        sampling = make_sampling(fields, ready, front.vocabulary.eos_ids, top_logprobs, grammar)
-        prompts = await front.in_thread(lambda: [self._encode(p, ready) for p in self._prompts])
-        return Generation(front, "cmpl", fields, prompts, sampling, starts_text=False)
-
-    def _encode(self, prompt: str | list[int], ready: Ready) -> list[int]:
-        if isinstance(prompt, str):
-            return encode_prompt(prompt, self._front.vocabulary, ready, "prompt")
-        return check_prompt(prompt, ready, "prompt")
+        sampling = await completion_sampling(front, fields)
+        prompts = await prompts_of(front, fields, self._prompts)
+        return Generation(
+            front,
+            "cmpl",
+            fields,
+            prompts,
+            sampling,
+            decoding=Decoding(starts_text=False),
+            record=self._record,
+        )
 
     def _logprobs(
         self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], offset: int
     ) -> dict[str, Any] | None:
         if self._fields.logprobs is None or not tokens:
             return None
-        return completion_logprobs(self._front.vocabulary, tokens, logprobs, offset)
+        return completion_logprobs(
+            self._front.vocabulary,
+            tokens,
+            logprobs,
+            offset,
+            skip_special=self._fields.skip_special,
+        )
+
+    def _characters(self, tokens: Sequence[int]) -> int:
+        vocabulary, skip = self._front.vocabulary, self._fields.skip_special
+        return sum(characters(vocabulary, token, skip_special=skip) for token in tokens)
 
     def _head(self, generation: Generation) -> dict[str, Any]:
         return {
@@ -133,7 +182,7 @@ class _Completion:
         async with aclosing(generation.pieces()) as pieces:
             async for index, piece in pieces:
                 logprobs = self._logprobs(piece.tokens, piece.logprobs, offsets[index])
-                offsets[index] += sum(characters(self._front.vocabulary, t) for t in piece.tokens)
+                offsets[index] += self._characters(piece.tokens)
                 if piece.text or logprobs:
                     yield chunk(index, piece.text, logprobs=logprobs)
                 if piece.finish:

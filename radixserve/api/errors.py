@@ -8,11 +8,28 @@ import math
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from msgspec import Struct
 from starlette.exceptions import HTTPException
 
+from radixserve.api.access import HEADER, KEY
 from radixserve.messages import REJECTIONS
 from radixserve.tokenizer.engine import EngineStopped, RequestRejected
 from radixserve.tokenizer.invalid import InvalidRequest
+
+
+class ErrorFields(Struct):
+    """`code` is a short name for programs, `param` the field at fault."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Struct):
+    """The body of every answer with a status of 4xx or 5xx."""
+
+    error: ErrorFields
 
 
 class ApiError(Exception):
@@ -37,14 +54,8 @@ class ApiError(Exception):
             self.headers["retry-after"] = str(math.ceil(retry_after))
         if status == 401:
             self.headers["www-authenticate"] = "Bearer"
-        self.body = {
-            "error": {
-                "message": message,
-                "type": "invalid_request_error" if status < 500 else "server_error",
-                "param": param,
-                "code": code,
-            }
-        }
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        self.body = ErrorBody(ErrorFields(message, kind, param, code))
 
 
 def json_response(content: object, status: int = 200) -> Response:
@@ -78,6 +89,8 @@ async def _answer(request: Request, error: Exception) -> Response:
     answer = as_api_error(error)
     response = json_response(answer.body, answer.status)
     response.headers.update(answer.headers)
+    if record := request.scope.get(KEY):  # of an unexpected error `AccessLog` sees no answer
+        response.headers[HEADER] = record.id
     if isinstance(error, HTTPException) and error.headers:
         response.headers.update(error.headers)
     return response

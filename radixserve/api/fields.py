@@ -10,13 +10,18 @@ import msgspec
 from msgspec import Meta, Struct
 
 from radixserve.api.errors import ApiError
-from radixserve.api.grammar import GrammarFields
+from radixserve.api.grammar import GrammarFields, make_grammar
 from radixserve.messages import Ready, Sampling
+from radixserve.tokenizer.bans import banned_ids
+from radixserve.tokenizer.prompt import check_id
+from radixserve.tokenizer.vocabulary import Vocabulary
 
 SEED_BITS = 63  # a client's seed is taken modulo 2**63
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024  # characters; every new token is compared with it
 MAX_BIASES = 1024
+MAX_BAD_WORDS = 256
+BAN = -1e9  # added to a logit whose token must not come; finite, as a row must keep a maximum
 GREEDY_BELOW = 1e-5  # temperatures under it would overflow when logits are divided by them
 
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -43,6 +48,9 @@ class GenerationFields(GrammarFields, frozen=True, kw_only=True):
     best_of: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None  # false: they are spelled out in the answer
+    bad_words: list[str] | None = None
     seed: int | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -55,6 +63,17 @@ class GenerationFields(GrammarFields, frozen=True, kw_only=True):
     user: str | None = None  # has no effect, as OpenAI's
     cache_salt: str | None = None
     priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
+    add_special_tokens: bool | None = None  # false: no BOS before the prompt but what is written
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # the last n; -1: what fits
+
+    @property
+    def skip_special(self) -> bool:
+        return self.skip_special_tokens is not False
+
+    @property
+    def limit(self) -> int:
+        """Most tokens of the answer, as asked for; 0: nothing was asked."""
+        return self.max_completion_tokens or self.max_tokens or 0
 
     @property
     def include_usage(self) -> bool:
@@ -78,30 +97,44 @@ def check_fields(fields: GenerationFields) -> None:
         raise ApiError(400, f"stop: at most {MAX_STOPS} strings", param="stop")
     if not all(0 < len(stop) <= MAX_STOP_LENGTH for stop in fields.stops):
         raise ApiError(400, f"stop: strings of 1 to {MAX_STOP_LENGTH} characters", param="stop")
+    if len(fields.bad_words or ()) > MAX_BAD_WORDS:
+        raise ApiError(400, f"bad_words: at most {MAX_BAD_WORDS}", param="bad_words")
+    if fields.truncate_prompt_tokens == 0:
+        raise ApiError(
+            400, "truncate_prompt_tokens: -1 or at least 1", param="truncate_prompt_tokens"
+        )
 
 
-def answer_limit(fields: GenerationFields, prompt_tokens: int, ready: Ready) -> int:
-    """Most tokens of one answer: what was asked for, but not more than the context has left."""
+def answer_limit(fields: GenerationFields, prompt_tokens: int, ready: Ready, default: int) -> int:
+    """Most tokens of one answer: what was asked for, but not more than the context has left.
+
+    `default`: where nothing was asked for; 0: all that is left.
+    """
     left = ready.max_total_tokens - prompt_tokens
-    return min(fields.max_completion_tokens or fields.max_tokens or left, left)
+    usual = max(default, fields.min_tokens or 0) if default else left
+    return min(fields.limit or usual, left)
+
+
+def kept_tokens(fields: GenerationFields, ready: Ready) -> int | None:
+    """How many of a prompt's last tokens count; None: all, and too many are refused."""
+    if fields.truncate_prompt_tokens != -1:
+        return fields.truncate_prompt_tokens
+    return max(ready.max_total_tokens - max(fields.limit, 1), 1)
 
 
 def make_sampling(
-    fields: GenerationFields,
-    ready: Ready,
-    eos_ids: tuple[int, ...],
-    top_logprobs: int,
-    grammar: str = "",
+    fields: GenerationFields, ready: Ready, vocabulary: Vocabulary, top_logprobs: int
 ) -> Sampling:
-    """The sampling of the first choice. Raises ApiError 400 for ids outside the vocabulary."""
+    """The sampling of the first choice. Raises ApiError or InvalidRequest (400).
+
+    Compiles a grammar, if there is one: call it in a thread.
+    """
     temperature = 1.0 if fields.temperature is None else fields.temperature
     top_p = 1.0 if fields.top_p is None else fields.top_p
     top_k = max(fields.top_k or 0, 0)
     if top_p == 0.0:  # nothing but the best token
         top_p, top_k = 1.0, 1
-    if fields.min_tokens and fields.min_tokens > (
-        fields.max_completion_tokens or fields.max_tokens or fields.min_tokens
-    ):
+    if fields.limit and (fields.min_tokens or 0) > fields.limit:
         raise ApiError(400, "min_tokens is larger than max_tokens", param="min_tokens")
     return Sampling(
         seed=secrets.randbits(SEED_BITS) if fields.seed is None else fields.seed % (1 << SEED_BITS),
@@ -112,11 +145,11 @@ def make_sampling(
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         repetition_penalty=fields.repetition_penalty or 1.0,
-        logit_bias=_logit_bias(fields, ready),
+        logit_bias=_logit_bias(fields, ready, vocabulary),
         top_logprobs=top_logprobs,
         min_tokens=min(fields.min_tokens or 0, ready.max_total_tokens),
-        stop_ids=_stop_ids(fields, ready, eos_ids),
-        grammar=grammar,
+        stop_ids=_stop_ids(fields, ready, vocabulary.eos_ids),
+        grammar=make_grammar(fields),
     )
 
 
@@ -125,7 +158,9 @@ def nth_sampling(sampling: Sampling, choice: int) -> Sampling:
     return msgspec.structs.replace(sampling, seed=(sampling.seed + choice) % (1 << SEED_BITS))
 
 
-def _logit_bias(fields: GenerationFields, ready: Ready) -> tuple[tuple[int, float], ...]:
+def _logit_bias(
+    fields: GenerationFields, ready: Ready, vocabulary: Vocabulary
+) -> tuple[tuple[int, float], ...]:
     biases = fields.logit_bias or {}
     if len(biases) > MAX_BIASES:
         raise ApiError(400, f"logit_bias: at most {MAX_BIASES} entries", param="logit_bias")
@@ -133,25 +168,19 @@ def _logit_bias(fields: GenerationFields, ready: Ready) -> tuple[tuple[int, floa
     for key, bias in biases.items():
         if not (key.isascii() and key.isdigit() and len(key) < 10):
             raise ApiError(400, f"logit_bias: {key[:50]} is not a token id", param="logit_bias")
-        _check_id(int(key), ready, "logit_bias")
+        check_id(int(key), ready, "logit_bias")
         if not -100 <= bias <= 100:
             raise ApiError(400, "logit_bias: values from -100 to 100", param="logit_bias")
         out[int(key)] = bias
+    for token in banned_ids(fields.bad_words or (), vocabulary):
+        if token < ready.vocab_size:
+            out[token] = BAN
     return tuple(out.items())
 
 
 def _stop_ids(fields: GenerationFields, ready: Ready, eos_ids: tuple[int, ...]) -> tuple[int, ...]:
     asked = fields.stop_token_ids or []
     for token in asked:
-        _check_id(token, ready, "stop_token_ids")
+        check_id(token, ready, "stop_token_ids")
     eos = () if fields.ignore_eos else (i for i in eos_ids if i < ready.vocab_size)
     return tuple(sorted({*asked, *eos}))
-
-
-def _check_id(token: int, ready: Ready, param: str) -> None:
-    if not 0 <= token < ready.vocab_size:
-        raise ApiError(
-            400,
-            f"{param}: token id {token} is outside the vocabulary of {ready.vocab_size}",
-            param=param,
-        )

@@ -3,18 +3,23 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from radixserve.api.body import BodyParser
 from radixserve.api.errors import ApiError
 from radixserve.api.metrics import Metrics
-from radixserve.config import Config
+from radixserve.config import Config, ServerConfig
 from radixserve.messages import Ready
+from radixserve.parsing.detect import detect, tokens_as_text
+from radixserve.parsing.format import Format
+from radixserve.parsing.formats import FORMATS
 from radixserve.tokenizer.engine import Engine
-from radixserve.tokenizer.templates import find_template
+from radixserve.tokenizer.templates import ChatTemplate, find_template
 from radixserve.tokenizer.vocabulary import Vocabulary
 
 T = TypeVar("T")
@@ -32,14 +37,25 @@ class Front:
         """
         folder = Path(config.worker.model_path)
         self.config = config.server
+        self.settings = _told(config)
         self.engine = engine
         self.metrics = metrics
         self.vocabulary = Vocabulary(folder)
         self.template = find_template(folder, self.vocabulary, config.server.chat_template)
+        self.special_tokens: dict[str, int] = self.vocabulary.special_tokens
+        self.format = answer_format(config.server, self.template, self.special_tokens)
         self.model = config.server.served_model_name or folder.name
         self.created = int(time.time())
-        self.parser = BodyParser()
+        self.parser = BodyParser(config.server.max_body_bytes)
         self._pool = ThreadPoolExecutor(PROMPT_THREADS, thread_name_prefix="prompt")
+
+    @property
+    def marker_ids(self) -> frozenset[int]:
+        """Special tokens that a chat answer's format reads as text."""
+        if self.format is None:
+            return frozenset()
+        names = tokens_as_text(self.format, self.special_tokens)
+        return frozenset(self.special_tokens[name] for name in names) - {*self.vocabulary.eos_ids}
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """The result of slow work that must not hold up the event loop."""
@@ -68,6 +84,30 @@ class Front:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def answer_format(
+    config: ServerConfig, template: ChatTemplate | None, special_tokens: Collection[str]
+) -> Format | None:
+    """How the model writes tool calls and reasoning: as told, or as its template shows."""
+    found = detect(template.source, special_tokens) if template else None
+    if config.tool_call_parser != "auto":
+        thoughts = found.thoughts if found else None
+        own = FORMATS.get(config.tool_call_parser, Format("none"))
+        found = msgspec.structs.replace(own, thoughts=own.thoughts or thoughts)
+    if config.reasoning_parser != "auto":
+        own = FORMATS.get(config.reasoning_parser, Format("none"))
+        found = msgspec.structs.replace(found or Format("none"), thoughts=own.thoughts)
+    if found and found.calls is None and found.thoughts is None and not found.harmony:
+        return None
+    return found
+
+
+def _told(config: Config) -> dict[str, Any]:
+    """The settings that anyone with the API key may know."""
+    told: dict[str, Any] = msgspec.to_builtins(config)
+    del told["server"]["api_key"], told["run_dir"], told["launcher"]
+    return told
 
 
 def new_id(prefix: str) -> str:

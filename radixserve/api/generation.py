@@ -5,11 +5,12 @@ usage. Leaving `pieces` early aborts what still runs.
 """
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 
 from msgspec import Struct
 
+from radixserve.api.access import Record
 from radixserve.api.errors import EXPECTED, as_api_error
 from radixserve.api.fields import GenerationFields, answer_limit, nth_sampling
 from radixserve.api.front import Front, new_id
@@ -38,6 +39,19 @@ class Whole(Struct):
     logprobs: list[TokenLogprobs] = []
     finish: str = ""
 
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.tokens += piece.tokens
+        self.logprobs += piece.logprobs
+        self.finish = piece.finish
+
+
+class Decoding(Struct, frozen=True):
+    """How answers become text: see TextDecoder."""
+
+    starts_text: bool
+    shown: Collection[int] = ()
+
 
 class Generation:
     """Choice i belongs to prompt i // n. `usage` is final when `pieces` has ended."""
@@ -50,9 +64,10 @@ class Generation:
         prompts: Sequence[Sequence[int]],
         sampling: Sampling,
         *,
-        starts_text: bool,
+        decoding: Decoding,
+        record: Record,
     ) -> None:
-        """`kind` begins the id. `starts_text`: see TextDecoder."""
+        """`kind` begins the id. `record` is told the counts."""
         ready = front.ready()
         self.id = new_id(kind)
         self.created = int(time.time())
@@ -60,6 +75,8 @@ class Generation:
         self._fields = fields
         self._engine = front.engine
         self._prompts = prompts
+        self._record = record
+        self._default = front.config.default_max_tokens
         self._n = fields.n or 1
         self._cached = [0] * len(prompts)
         self._completion_tokens = 0
@@ -70,7 +87,10 @@ class Generation:
                 front.vocabulary,
                 stops=fields.stops,
                 min_tokens=sampling.min_tokens,
-                starts_text=starts_text,
+                starts_text=decoding.starts_text,
+                include_stop=bool(fields.include_stop_str_in_output),
+                skip_special=fields.skip_special,
+                shown=decoding.shown,
             )
             for _ in range(self.num_choices)
         ]
@@ -83,7 +103,7 @@ class Generation:
                 origin=self._engine.origin,
                 prompt=pack(prompt),
                 sampling=nth_sampling(sampling, index % self._n),
-                max_tokens=answer_limit(fields, len(prompt), ready),
+                max_tokens=answer_limit(fields, len(prompt), ready, self._default),
                 namespace=Namespace(salt=fields.cache_salt or ""),
                 priority=fields.priority or 0,
             )
@@ -92,8 +112,10 @@ class Generation:
 
     async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
         """(choice, its next piece) as they come. Raises ApiError."""
+        record = self._record
+        record.prompt_tokens = sum(len(p) for p in self._prompts)
         try:
-            with self._engine.submit(self._submits) as stream:
+            with self._engine.submit(self._submits, (self.id, record.id)) as stream:
                 async for index, message in stream:
                     piece = self._decoders[index].push(message)
                     if piece.finish and not message.finish:
@@ -101,6 +123,7 @@ class Generation:
                     self._completion_tokens += len(piece.tokens)
                     if index % self._n == 0:
                         self._cached[index // self._n] = piece.cached_tokens
+                        record.cached_tokens = sum(self._cached)
                     yield index, piece
         except EXPECTED as error:
             raise as_api_error(error) from error
@@ -110,11 +133,7 @@ class Generation:
         wholes = [Whole() for _ in range(self.num_choices)]
         async with aclosing(self.pieces()) as pieces:
             async for index, piece in pieces:
-                whole = wholes[index]
-                whole.text += piece.text
-                whole.tokens += piece.tokens
-                whole.logprobs += piece.logprobs
-                whole.finish = piece.finish
+                wholes[index].add(piece)
         return wholes
 
     def usage(self) -> Usage:

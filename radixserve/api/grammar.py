@@ -58,7 +58,11 @@ def make_grammar(fields: GrammarFields) -> str:
         names = " and ".join(asked)
         raise ApiError(400, f"{names} exclude each other", param=list(asked)[1])
     ((param, (kind, value)),) = asked.items()
-    text = _grammar_text(kind, value, param)
+    return judged(_grammar_text(kind, value, param), param)
+
+
+def judged(text: str, param: str) -> str:
+    """`text` if it is a grammar. ApiError 400 that names `param` if not."""
     if len(text) > MAX_GRAMMAR:
         raise ApiError(400, f"{param}: longer than {MAX_GRAMMAR} characters", param=param)
     if wrong := LLMatcher.validate_grammar(text):

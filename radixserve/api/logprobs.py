@@ -18,7 +18,11 @@ def _finite(logprob: float) -> float:
 
 
 def chat_logprobs(
-    vocabulary: Vocabulary, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]
+    vocabulary: Vocabulary,
+    tokens: Sequence[int],
+    logprobs: Sequence[TokenLogprobs],
+    *,
+    skip_special: bool = True,
 ) -> dict[str, Any]:
     """The `logprobs` of a chat choice.
 
@@ -26,7 +30,8 @@ def chat_logprobs(
     """
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
-        shown = b"" if token in vocabulary.special_ids else vocabulary.token_bytes(token)
+        hidden = skip_special and token in vocabulary.special_ids
+        shown = b"" if hidden else vocabulary.token_bytes(token)
         return {
             "token": vocabulary.token_text(token),
             "logprob": _finite(logprob),
@@ -45,12 +50,14 @@ def completion_logprobs(
     tokens: Sequence[int],
     logprobs: Sequence[TokenLogprobs],
     offset: int,
+    *,
+    skip_special: bool = True,
 ) -> dict[str, Any]:
     """The `logprobs` of a completions choice; `offset` is where its text begins, in characters."""
     offsets = []
     for token in tokens:
         offsets.append(offset)
-        offset += characters(vocabulary, token)
+        offset += characters(vocabulary, token, skip_special=skip_special)
     pairs = list(zip(tokens, logprobs, strict=True))
     return {
         "tokens": [vocabulary.token_text(token) for token in tokens],
@@ -63,8 +70,8 @@ def completion_logprobs(
     }
 
 
-def characters(vocabulary: Vocabulary, token: int) -> int:
+def characters(vocabulary: Vocabulary, token: int, *, skip_special: bool = True) -> int:
     """How many characters of the text begin in `token`."""
-    if token in vocabulary.special_ids:
+    if skip_special and token in vocabulary.special_ids:
         return 0
     return sum(byte & 0xC0 != 0x80 for byte in vocabulary.token_bytes(token))

@@ -7,10 +7,12 @@ A request here is one choice: with n choices a prompt counts n times, as the eng
 from collections.abc import Iterable, Mapping
 
 from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from radixserve.api.openapi import probe
 from radixserve.messages import Ready, Stats, TenantStats
 from radixserve.tokenizer.engine import Engine
 
@@ -180,8 +182,9 @@ def routes(metrics: Metrics, engine: Engine) -> APIRouter:
     router = APIRouter()
     metrics.registry.register(EngineCollector(engine))
 
-    @router.api_route("/metrics", methods=["GET", "HEAD"])
+    @probe(router, "/metrics", response_class=PlainTextResponse)
     async def scrape() -> Response:
+        """Prometheus metrics."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return router

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Response
 
 from radixserve.api.errors import json_response
 from radixserve.api.front import Front
+from radixserve.api.openapi import probe
 
 
 def routes(front: Front) -> APIRouter:
@@ -17,15 +18,18 @@ def routes(front: Front) -> APIRouter:
             "object": "model",
             "created": front.created,
             "owned_by": "radixserve",
+            "root": front.model,
             "max_model_len": front.ready().max_total_tokens,
         }
 
-    @router.api_route("/v1/models", methods=["GET", "HEAD"])
+    @probe(router, "/v1/models")
     async def list_models() -> Response:
+        """The models of this server."""
         return json_response({"object": "list", "data": [model()]})
 
-    @router.get("/v1/models/{name:path}")
+    @probe(router, "/v1/models/{name:path}")
     async def retrieve_model(name: str) -> Response:
+        """One model."""
         front.check_model(name)
         return json_response(model())
 

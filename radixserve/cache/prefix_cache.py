@@ -252,6 +252,13 @@ class PrefixCache:
                 lease.stale = lease.stale or prefix.startswith(own)
         return self._invalidate(self._tops(namespace, prefix)) * self.page_size
 
+    def clear(self) -> int:
+        """Forget all namespaces, as `invalidate` does each. Pins end. Returns the tokens."""
+        for lease in self.leases:
+            lease.stale = True
+        tops = [top for root in self.tree.roots.values() for top in root.children.values()]
+        return self._invalidate(tops) * self.page_size
+
     def bound(self, tenant: str, floor: int, ceiling: int) -> None:
         """Set a tenant's bounds in pages; 0: none."""
         self.tree.accounts.bound(tenant, floor, ceiling)

@@ -116,9 +116,10 @@ class Scheduler:
             self._end(request)
 
     def invalidate(self, message: Invalidate) -> None:
-        """Forget what is cached for a prefix, while requests run on it."""
+        """Forget what is cached for a prefix, or all, while requests run on it."""
         self.cache.at(self.clock())
-        tokens = self.cache.invalidate(message.namespace, message.prefix)
+        whose = message.namespace
+        tokens = self.cache.invalidate(whose, message.prefix) if whose else self.cache.clear()
         self.outbox.append((message.origin, Invalidated(message.request_id, tokens)))
 
     def set_quota(self, message: SetQuota) -> None:

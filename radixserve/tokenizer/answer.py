@@ -4,7 +4,7 @@ Joins incremental decoding and stop strings; the HTTP surfaces use it for stream
 answers alike, so both give the same text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 
@@ -25,7 +25,7 @@ class Piece(Struct, frozen=True):
     tokens: list[int]
     logprobs: tuple[TokenLogprobs, ...]
     cached_tokens: int
-    finish: str  # "" while the answer goes on, else "stop" or "length"
+    finish: str  # "" while the answer goes on, else "stop", "length" or "abort"
 
 
 class AnswerDecoder:
@@ -38,9 +38,19 @@ class AnswerDecoder:
         stops: Sequence[str] = (),
         min_tokens: int = 0,
         starts_text: bool = True,
+        include_stop: bool = False,
+        skip_special: bool = True,
+        shown: Collection[int] = (),
     ) -> None:
-        self._text = TextDecoder(vocabulary, starts_text=starts_text)
-        self._stops = StopMatcher(stops)
+        """`skip_special`, `shown`: see TextDecoder.
+
+        `include_stop`: what ended the answer, a stop id or string, belongs to its text.
+        """
+        self._text = TextDecoder(
+            vocabulary, starts_text=starts_text, skip_special=skip_special, shown=shown
+        )
+        self._stops = StopMatcher(stops, include=include_stop)
+        self._include_stop = include_stop
         self._min_tokens = min_tokens
         self._count = 0
 
@@ -49,7 +59,8 @@ class AnswerDecoder:
         text = ""
         for done, token in enumerate(tokens, start=1):
             ended = message.finish == "stop" and done == len(tokens)
-            text += self._add("" if ended else self._text.push(token))
+            shown = self._include_stop or not ended
+            text += self._add(self._text.push(token) if shown else "")
             if self._stops.matched:
                 return self._piece(message, tokens[:done], text, "stop")
         if not message.finish:

@@ -7,7 +7,7 @@ loop. How messages travel is the caller's: it gives `send` and calls `deliver`.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from radixserve.messages import (
@@ -65,7 +65,16 @@ class Observer(Protocol):
 class _Request:
     """One submitted request without an end yet."""
 
-    __slots__ = ("index", "last", "pins", "prompt_tokens", "request_id", "start", "stream")
+    __slots__ = (
+        "cached",
+        "index",
+        "last",
+        "pins",
+        "prompt_tokens",
+        "request_id",
+        "start",
+        "stream",
+    )
 
     def __init__(self, stream: "Stream", index: int, submit: Submit, now: float) -> None:
         self.stream = stream
@@ -74,6 +83,7 @@ class _Request:
         self.prompt_tokens = len(submit.prompt) // INT32_BYTES
         self.start = now
         self.last = 0.0  # when tokens came last; 0: none yet
+        self.cached = 0  # prompt tokens that hit, as last heard
         self.pins: list[Pinned] = []  # what became of its pins, as far as heard
 
 
@@ -84,8 +94,11 @@ class Stream:
     consumer stalls is bounded by the requests' max_tokens.
     """
 
-    def __init__(self, engine: "Engine", submits: Sequence[Submit], now: float) -> None:
+    def __init__(
+        self, engine: "Engine", submits: Sequence[Submit], now: float, names: Collection[str]
+    ) -> None:
         self._engine = engine
+        self.names = frozenset(names)
         self._queue: asyncio.Queue[tuple[int, Tokens] | Exception] = asyncio.Queue()
         self._unread = set(range(len(submits)))  # indices whose end has not been read yet
         self.requests = [_Request(self, i, submit, now) for i, submit in enumerate(submits)]
@@ -152,11 +165,19 @@ class Engine:
         self.stats: Stats | None = None
         self.stopped = ""  # why there is no engine any more
 
-    def submit(self, submits: Sequence[Submit]) -> Stream:
-        """Send the requests; their answers come in the stream. EngineStopped if it is too late."""
+    @property
+    def unfinished(self) -> int:
+        """Requests that were submitted here and have no end yet."""
+        return len(self._requests)
+
+    def submit(self, submits: Sequence[Submit], names: Collection[str] = ()) -> Stream:
+        """Send the requests; their answers come in the stream. EngineStopped if it is too late.
+
+        `names`: what else `abort` may call the group by.
+        """
         if self.stopped:
             raise EngineStopped(self.stopped)
-        stream = Stream(self, submits, self._clock())
+        stream = Stream(self, submits, self._clock(), names)
         self._requests |= {request.request_id: request for request in stream.requests}
         self._send(submits)
         return stream
@@ -171,6 +192,22 @@ class Engine:
             return await answer
         finally:
             del self._invalidations[order.request_id]
+
+    def abort(self, name: str | None) -> int:
+        """End the requests of that id or group name, all if it is None. Returns how many.
+
+        Their consumers get what has come so far, and "abort" as the finish.
+        """
+        chosen = [
+            request
+            for request in self._requests.values()
+            if name in (None, request.request_id) or name in request.stream.names
+        ]
+        self.drop(chosen, "abort")
+        for request in chosen:
+            last = Tokens(request.request_id, b"", request.cached, "abort")
+            request.stream.put((request.index, last))
+        return len(chosen)
 
     def drop(self, requests: Iterable[_Request], reason: str) -> None:
         """Abort those of `requests` that have not ended. Idempotent."""
@@ -208,6 +245,7 @@ class Engine:
         if request is None:
             return  # aborted here while the tokens were under way
         now, count = self._clock(), len(message.tokens) // INT32_BYTES
+        request.cached = message.cached_tokens
         if count:
             self._observer.generated(count)
             if request.last:

@@ -1,4 +1,4 @@
-"""Stop strings in a growing text: the text before the first one, with nothing of it let through.
+"""Stop strings in a growing text: the text before the first one, and nothing behind it.
 
 A match is the stop string that is complete first (of those, the one that starts first), so the
 result does not depend on how the text was cut into pieces.
@@ -10,22 +10,24 @@ from collections.abc import Sequence
 class StopMatcher:
     """Holds back only a tail that may begin a stop string. Not used any more once it matched."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        """`include`: the stop string that was found belongs to the text."""
         assert all(stops), "a stop string cannot be empty"
         self._stops = tuple(stops)
+        self._include = include
         self._held = ""
         self.matched = ""  # the stop string that was found
 
     def push(self, text: str) -> str:
-        """Add `text`; returns what is now known to come before any stop string."""
+        """Add `text`; returns what is now known not to come behind the start of a stop string."""
         if not self._stops:
             return text
         text = self._held + text
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            _, at, self.matched = min(found)
+            end, at, self.matched = min(found)
             self._held = ""
-            return text[:at]
+            return text[: end if self._include else at]
         cut = len(text) - self._tail(text)
         self._held = text[cut:]
         return text[:cut]

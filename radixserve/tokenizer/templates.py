@@ -76,6 +76,7 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = started.strftime
+        self.source = source
         self._template = environment.from_string(source)
         self._tokens = vocabulary.named_tokens
         self.knows_developer = "developer" in source

@@ -57,6 +57,8 @@ class Vocabulary:
         self.eos_ids = self._find_eos_ids(folder)
         special = (i for i, token in self._added.items() if token.special)
         self.special_ids = frozenset((*special, *self.eos_ids))
+        # added tokens that a text is never encoded to by its letters: special ones, by spelling
+        self.special_tokens = {t.content: i for i, t in self._added.items() if t.special}
         self._bos_ids = self._find_bos_ids()
         # A bound on the bytes of one token; real bytes are never more than their spelling's.
         self.longest_token = max(len(t.encode()) for t in self._tokenizer.get_vocab())
@@ -139,6 +141,11 @@ class Vocabulary:
         if self._byte_fallback and len(piece) == 6 and piece.startswith("<0x"):
             return bytes([int(piece[3:5], 16)])
         return piece.replace(SPIECE_SPACE, " ").encode()
+
+    def spelling(self, token: int) -> str:
+        """How tokenizer.json spells `token`, e.g. "Ġhi" or "▁hi"; "" for an id without a token."""
+        piece: str | None = self._tokenizer.id_to_token(token)
+        return piece or ""
 
     def token_text(self, token: int) -> str:
         """One token for display; a part of a character is spelled like `bytes:\\xe2\\x82`."""

@@ -17,6 +17,8 @@ from radixserve.api.metrics import Metrics
 from radixserve.config import Config, ServerConfig, WorkerConfig
 from radixserve.messages import (
     Abort,
+    Invalidate,
+    Invalidated,
     Ready,
     Rejected,
     Stats,
@@ -60,6 +62,8 @@ class FakeScheduler:
         self.submits: list[Submit] = []
         self.aborts: list[str] = []
         self.finished: list[str] = []
+        self.invalidations: list[Invalidate] = []
+        self.invalidated = 48  # tokens, as it says
         self.reject = ""  # a rejection code for the next requests
         self.retry_after = 0.0  # that goes with it
         self.pause = 0.0
@@ -77,6 +81,11 @@ class FakeScheduler:
             elif isinstance(message, Abort):
                 self.aborts.append(message.request_id)
                 self._tasks[message.request_id].cancel()
+            elif isinstance(message, Invalidate):
+                self.invalidations.append(message)
+                loop = asyncio.get_running_loop()
+                answer = Invalidated(message.request_id, self.invalidated)
+                loop.call_soon(self.engine.deliver, [answer])  # type: ignore[union-attr]
 
     async def _answer(self, submit: Submit) -> None:
         assert self.engine is not None
@@ -113,9 +122,9 @@ class FakeScheduler:
 class Server:
     """A front over a fake scheduler that says `script`: text (then EOS) or token ids."""
 
-    def __init__(self, folder: Path, script: str | list[int] = "Hello", **server: str) -> None:
+    def __init__(self, folder: Path, script: str | list[int] = "Hello", **server: Any) -> None:
         config = Config(
-            server=ServerConfig(served_model_name="tiny", **server),  # type: ignore[arg-type]
+            server=ServerConfig(served_model_name="tiny", **server),
             worker=WorkerConfig(model_path=str(folder)),
         )
         self.scheduler = FakeScheduler(lambda submit: self.script)

@@ -64,7 +64,21 @@ COMMON: list[tuple[dict[str, Any], str]] = [
     ({"prompt_logprobs": 0}, "prompt_logprobs"),
     ({"guided_json": 3}, "guided_json"),
     ({"use_beam_search": True}, "use_beam_search"),
-    ({"skip_special_tokens": False}, "skip_special_tokens"),
+    ({"skip_special_tokens": "no"}, "skip_special_tokens"),
+    ({"include_stop_str_in_output": 1}, "include_stop_str_in_output"),
+    ({"bad_words": "x"}, "bad_words"),
+    ({"bad_words": [" "]}, "bad_words"),
+    ({"bad_words": ["a longer phrase"]}, "bad_words"),
+    ({"bad_words": ["x"] * 257}, "bad_words"),
+    ({"allowed_token_ids": [1]}, "allowed_token_ids"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"add_special_tokens": "yes"}, "add_special_tokens"),
+    ({"previous_response_id": "resp_1"}, "previous_response_id"),
+    ({"instructions": "be brief"}, "instructions"),
+    ({"n": 1.5}, "n"),
+    ({"top_k": 2e9}, "top_k"),
+    ({"temperature": 1e300}, "temperature"),
 ]
 
 
@@ -170,7 +184,39 @@ RAW: list[tuple[bytes, int]] = [
     (b'{"temperature": NaN, "prompt": "x"}', 400),
     (b'{"temperature": 1e999, "prompt": "x", "messages": []}', 400),
     (b'\x00{"prompt": "x"}', 400),
+    (b'{"prompt": "a\x00b", "messages": []}', 400),
+    (b'{"prompt": "x", "zzz": "\\ud800", "messages": [{"role": "user", "content": "x"}]}', 400),
+    (b'{"prompt": "x", "zzz": NaN, "messages": [{"role": "user", "content": "x"}]}', 400),
+    (b'{"prompt": "x", "zzz": "\xff", "messages": [{"role": "user", "content": "x"}]}', 400),
+    (b'{"prompt": "x", "zzz": 1e999, "messages": [{"role": "user", "content": "x"}]}', 400),
+    (b'{"prompt": "x", "n": ' + b"9" * 5000 + b"}", 400),
+    (b'{"n": 1, "n": 1, "prompt": "x", "messages": [{"role": "user", "content": "x"}]}', 400),
+    (b'{"n": 1, "\\u006e": 2, "prompt": "x", "messages": []}', 400),
+    (b'{"zzz": {"a": 1, "a": 1}, "prompt": "x", "messages": []}', 400),
+    (b'{"stream_options": {"x": "\\ud800"}, "prompt": "x", "messages": []}', 400),
+    ('{"prompt": "x"}'.encode("utf-16"), 400),
+    (b'\xef\xbb\xbf{"prompt": "x"}', 400),
 ]
+
+
+async def test_numbers_beyond_range_name_their_field(folder: Path) -> None:
+    async with Server(folder).client() as client:
+        for value in (b"1e999", b"9" * 400, b"NaN"):
+            raw = b'{"prompt": "x", "temperature": ' + value + b"}"
+            param = None if value == b"NaN" else "temperature"
+            check(await client.post(COMPLETIONS, content=raw), 400, param)
+        raw = b'{"prompt": "x", "seed": 1, "seed": 2}'
+        check(await client.post(COMPLETIONS, content=raw), 400, "seed")
+
+
+@both
+async def test_whole_floats_are_integers(folder: Path, route: str) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        await answer(client, route, n=2.0, max_tokens=3.0, top_k=5e0, seed=7.0, temperature=1)
+    submits = server.scheduler.submits
+    assert [s.max_tokens for s in submits] == [3, 3]
+    assert [(s.sampling.top_k, s.sampling.seed) for s in submits] == [(5, 7), (5, 8)]
 
 
 @both
@@ -207,21 +253,22 @@ async def test_content_types(folder: Path, route: str) -> None:
     async with Server(folder).client() as client:
         for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
             check(await client.post(route, content=raw, headers={"content-type": kind}), 415)
+        kind = "application/json; charset=utf-16"
+        check(await client.post(route, content=raw, headers={"content-type": kind}), 415)
+        check(await client.post(route, content=raw, headers={"content-encoding": "gzip"}), 415)
         for kind in ("application/json; charset=utf-8", "application/vnd.x+json"):
             response = await client.post(route, content=raw, headers={"content-type": kind})
             assert response.status_code == 200
 
 
 @both
-async def test_body_limit(folder: Path, route: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_module, "MAX_BODY_BYTES", 1000)
-
+async def test_body_limit(folder: Path, route: str) -> None:
     async def chunks() -> Any:
         for _ in range(30):
             yield b" " * 100
 
-    async with Server(folder).client() as client:
-        check(await client.post(route, content=b" " * 1001), 413)
+    async with Server(folder, max_body_bytes=2000).client() as client:
+        check(await client.post(route, content=b" " * 2001), 413)
         check(await client.post(route, content=chunks()), 413)
         await answer(client, route)
 

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from radixserve.api import events
+from radixserve.api.access import Record
 from radixserve.api.completions import CompletionFields, _Completion
 from radixserve.messages import Stop
 from tests.api.fakes import Server
@@ -167,7 +168,7 @@ async def test_a_stalled_client_is_dropped(folder: Path, monkeypatch: pytest.Mon
 
     server = endless(folder)
     fields = CompletionFields(prompt="x", stream=True)
-    stream = events.EventStream(_Completion(server.front, fields, ["x"]).events())
+    stream = events.EventStream(_Completion(server.front, fields, ["x"], Record("r")).events())
     async with asyncio.timeout(5):
         await stream({}, receive, send)
     assert len(server.scheduler.aborts) == 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from radixserve.cache import POLICIES, Lease, PagePool, PrefixCache, RadixTree, Terms, check
+from radixserve.cache import POLICIES, Lease, Node, PagePool, PrefixCache, RadixTree, Terms, check
 from radixserve.cache.lease import ALL
 
 VOCABULARY = st.integers(0, 1)
@@ -255,6 +255,16 @@ class DirectiveMachine(CacheMachine):
         for follow in range(4):
             prompt = start + ids([follow & 1, follow >> 1] * self.page_size)
             assert self.cache.peek(namespace, prompt) < max(len(prefix), 1), "nobody finds it"
+
+    @rule()
+    def clear(self) -> None:
+        self.cache.clear()
+        self.invalid += [(namespace, b"", self.births) for namespace in "ab"]
+        assert not self.cache.pins
+        assert not self.cache.tree.num_pages - sum(len(n.pages) for n in self.gone()), "no more"
+
+    def gone(self) -> Iterator[Node]:
+        return (node for node in self.cache.tree.nodes() if node.gone)
 
     @invariant()
     def what_was_invalidated_does_not_come_back(self) -> None:

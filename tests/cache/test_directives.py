@@ -234,6 +234,30 @@ def test_a_namespace_is_forgotten_and_others_are_not() -> None:
     check(cache)
 
 
+def test_all_namespaces_are_forgotten_and_what_is_read_stays_until_its_reader_ends() -> None:
+    cache = make(num_pages=20, pin_budget=0.5)
+    serve(cache, [1, 1, 2, 2], "a")
+    pinned = run(cache, [5, 5, 6, 6, 7], "b")
+    assert cache.pin(pinned, 4, ttl=100.0) == (4, "")
+    cache.release(pinned)
+    reader = run(cache, [3, 3, 4, 4, 5], "c")
+    pages = list(reader.pages)
+    assert cache.clear() == 12
+    check(cache)
+    assert not cache.pins, "a pin keeps nothing from who empties the cache"
+    for tenant, prompt in (("a", [1, 1, 2, 2]), ("b", [5, 5, 6, 6]), ("c", [3, 3, 4, 4])):
+        assert cache.peek(tenant, ids([*prompt, 0])) == 0
+    assert set(pages).isdisjoint(cache.pool.free)
+    assert cache.append(reader, 8)
+    cache.commit(reader, ids([3, 3, 4, 4, 5, 5, 6, 6]), 8)
+    assert cache.peek("c", ids([3, 3, 4, 4, 5, 5, 6, 6, 0])) == 0, "it leaves nothing behind"
+    cache.release(reader, 8)
+    check(cache)
+    assert len(cache.pool) == 20
+    assert cache.clear() == 0
+    assert serve(cache, [1, 1, 2, 2], "a") == 0 and serve(cache, [1, 1, 2, 2], "a") == 3
+
+
 @pytest.mark.parametrize("prefix", [[1, 1, 2, 2], [1, 1, 2], [1, 1, 2, 2, 3]])
 def test_a_prefix_is_forgotten_and_what_it_shares_is_not(prefix: list[int]) -> None:
     cache = make(num_pages=20)

@@ -210,6 +210,24 @@ def test_invalidation_while_requests_run() -> None:
     assert engine.ask(PROMPT, salt="x")[1] == 40, "it was stored again by a later request"
 
 
+def test_all_namespaces_are_emptied_while_requests_run() -> None:
+    engine = Engine(ready(max_rows=8, num_pages=96))
+    engine.submit("pinned", PROMPT, 2, cache=pin(16))
+    engine.run()
+    engine.ask(PROMPT, salt="x")
+    engine.submit("a", [*PROMPT, 1], 12, salt="x")
+    engine.order(), engine.finish()
+    engine.scheduler.invalidate(Invalidate("i", 0, None))
+    for name, salt in (("b", "x"), ("c", "")):
+        engine.submit(name, PROMPT, 3, salt=salt)
+    engine.run()
+    assert engine.invalidated["i"] >= 80
+    assert engine.answers["a"] == answer([*PROMPT, 1], 12)
+    assert (engine.cached["b"], engine.cached["c"]) == (0, 0)
+    assert engine.scheduler.stats().pages_pinned == 0
+    assert engine.ask(PROMPT, salt="x")[1] == engine.ask(PROMPT)[1] == 40, "stored again"
+
+
 # ---- the ledger ----------------------------------------------------------------------------------
 
 

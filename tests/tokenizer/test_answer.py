@@ -37,6 +37,11 @@ def answer(vocabulary: Vocabulary, text: str, group: int, **options: object) -> 
         ("abcdef", {"stops": ["x", "fx"]}, "abcdef", 7),
         ("abcabc", {"stops": ["bc"], "min_tokens": 4}, "abca", 6),
         ("abc", {"stops": ["c"]}, "ab", 3),
+        ("abcdef", {"stops": ["cd"], "include_stop": True}, "abcd", 4),
+        ("abc", {"include_stop": True}, "abc", 4),
+        ("abc", {"skip_special": False}, "abc", 4),
+        ("abc", {"skip_special": False, "include_stop": True}, "abc<|im_end|>", 4),
+        ("abc", {"skip_special": False, "include_stop": True, "stops": ["im"]}, "abc<|im", 4),
     ],
 )
 def test_text_and_tokens(
@@ -54,3 +59,10 @@ def test_text_and_tokens(
     assert values == [-float(i) for i in range(count)]
     assert [piece.finish for piece in pieces] == [""] * (len(pieces) - 1) + ["stop"]
     assert {piece.cached_tokens for piece in pieces} == {3}
+
+
+def test_an_aborted_answer_ends_with_what_was_held(vocabulary: Vocabulary) -> None:
+    decoder = AnswerDecoder(vocabulary, stops=["zz-never"])
+    ids = [vocabulary.encode(char)[0] for char in "azz"]
+    assert decoder.push(Tokens("a", pack(ids), 3)).text == "a"
+    assert decoder.push(Tokens("a", b"", 3, "abort")) == Piece("zz", [], (), 3, "abort")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from radixserve.tokenizer.decode import TextDecoder
+from radixserve.tokenizer.decode import TextDecoder, decode_text
 from radixserve.tokenizer.vocabulary import Vocabulary
 from tests.tokenizer import folders
 
@@ -38,6 +38,14 @@ def test_any_tokens_decode_as_the_library_does(
     ids: list[int], vocabulary: Vocabulary, oracle: Tokenizer
 ) -> None:
     assert "".join(stream(vocabulary, ids)) == oracle.decode(ids, skip_special_tokens=True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(ids=st.lists(st.integers(0, 399), max_size=40))
+def test_spelled_specials_are_the_librarys_too(
+    ids: list[int], vocabulary: Vocabulary, oracle: Tokenizer
+) -> None:
+    assert decode_text(ids, vocabulary) == oracle.decode(ids, skip_special_tokens=False)
 
 
 @settings(max_examples=200, deadline=None)

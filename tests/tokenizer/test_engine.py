@@ -238,3 +238,37 @@ def test_an_invalidation_that_nobody_carries_out_ends_with_the_engine() -> None:
                 await late
 
     asyncio.run(invalidate())
+
+
+def test_an_abort_ends_streams_with_what_has_come() -> None:
+    s = Setting()
+    first = s.engine.submit([Submit(i, 0, pack([1]), Sampling(1), 9) for i in "ab"], ["mine", "x"])
+    second = s.submit("c")
+    s.tokens("a", 7, cached=5)
+    assert s.engine.unfinished == 3
+    assert s.engine.abort("nobody") == 0
+    assert s.engine.abort("mine") == 2
+    assert s.engine.abort("mine") == 0
+    assert s.aborts == ["a", "b"]
+    assert read(first) == [(0, ""), (0, "abort"), (1, "abort")]
+    s.tokens("a", 8)  # was under way
+    s.tokens("c", 8)
+    assert s.engine.abort("c") == 1 and s.engine.unfinished == 0
+    assert read(second) == [(0, ""), (0, "abort")]
+    third, fourth = s.submit("d"), s.submit("e")
+    assert s.engine.abort(None) == 2
+    assert read(third) == read(fourth) == [(0, "abort")]
+    assert s.aborts == ["a", "b", "c", "d", "e"]
+    assert [reason for _, reason in s.record.ends] == ["abort"] * 5
+
+
+def test_what_had_hit_is_told_with_an_abort() -> None:
+    s = Setting()
+    stream = s.submit("a")
+    s.tokens("a", 7, cached=5)
+    s.engine.abort("a")
+
+    async def last() -> int:
+        return [message.cached_tokens async for _, message in stream][-1]
+
+    assert asyncio.run(last()) == 5

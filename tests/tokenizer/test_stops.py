@@ -12,8 +12,8 @@ AB = st.text(alphabet="ab", max_size=24)
 STOPS = st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3)
 
 
-def run(pieces: list[str], stops: list[str]) -> tuple[list[str], str]:
-    matcher = StopMatcher(stops)
+def run(pieces: list[str], stops: list[str], *, include: bool = False) -> tuple[list[str], str]:
+    matcher = StopMatcher(stops, include=include)
     out = []
     for piece in pieces:
         out.append(matcher.push(piece))
@@ -36,6 +36,17 @@ def test_any_cutting_gives_the_same_text(text: str, stops: list[str], cuts: list
     borders = sorted({0, len(text), *(c for c in cuts if c <= len(text))})
     pieces = [text[a:b] for a, b in itertools.pairwise(borders)]
     assert "".join(run(pieces, stops)[0]) == expected(text, stops)
+
+
+@given(text=AB, stops=STOPS, cuts=st.lists(st.integers(0, 24), max_size=6))
+def test_the_stop_string_itself_belongs_to_the_text_on_demand(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
+    borders = sorted({0, len(text), *(c for c in cuts if c <= len(text))})
+    pieces = [text[a:b] for a, b in itertools.pairwise(borders)]
+    out, matched = run(pieces, stops, include=True)
+    assert "".join(out) == expected(text, stops) + matched
+    assert matched == run(pieces, stops)[1]
 
 
 @given(text=AB, stops=STOPS)

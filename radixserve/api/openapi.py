@@ -1,0 +1,102 @@
+"""The OpenAPI document, and a page to read it with that needs no network.
+
+Routes parse their bodies themselves, so what they take is said by `takes` and described from the
+msgspec structs. FastAPI makes the rest of the document from the routes.
+"""
+
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import APIRouter, FastAPI, Response
+from fastapi.openapi.utils import get_openapi
+from msgspec import Struct
+
+from radixserve import __version__
+from radixserve.api.errors import ErrorBody, json_response
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+REFERENCE = "#/components/schemas/{name}"
+SCHEMAS = "x-schemas"  # where an operation keeps them until the document is made
+
+
+def takes(kind: type[Struct], *required: str, streams: bool = False) -> dict[str, Any]:
+    """What a route that reads a `kind` says of itself, as arguments for its decorator.
+
+    `required`: fields that must be there, though their type has a default. `streams`: the answer
+    may be server-sent events.
+    """
+    (schema,), schemas = msgspec.json.schema_components([kind], ref_template=REFERENCE)
+    if required:
+        schema = {"allOf": [schema, {"type": "object", "required": list(required)}]}
+    extra = {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        SCHEMAS: schemas,
+    }
+    if not streams:
+        return {"openapi_extra": extra}
+    answers: dict[str, Any] = {
+        "application/json": {"schema": {}},
+        "text/event-stream": {"schema": {}},
+    }
+    return {"openapi_extra": extra, "responses": {200: {"content": answers}}}
+
+
+FAULTS: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "description": "what went wrong",
+        "content": {"application/json": {"schema": {"$ref": REFERENCE.format(name="ErrorBody")}}},
+    }
+}
+
+
+def probe(router: APIRouter, *paths: str, **told: Any) -> Callable[[Handler], Handler]:
+    """Serve GET and HEAD on each of `paths`; the document tells of GET, and what is `told`."""
+
+    def register(handler: Handler) -> Handler:
+        for path in paths:
+            router.get(path, **told)(handler)
+            router.head(path, include_in_schema=False)(handler)
+        return handler
+
+    return register
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The description of all routes of `app`."""
+    made = get_openapi(
+        title="radixserve",
+        version=__version__,
+        description="LLM serving with an exact radix-tree prefix cache. Unknown fields are"
+        " ignored; known ones that this server does not honour are refused with 400.",
+        routes=app.routes,
+    )
+    _, schemas = msgspec.json.schema_components([ErrorBody], ref_template=REFERENCE)
+    for operations in made["paths"].values():
+        for operation in operations.values():
+            schemas |= operation.pop(SCHEMAS, {})
+    made.setdefault("components", {})["schemas"] = schemas
+    return made
+
+
+def routes(app: FastAPI) -> APIRouter:
+    router = APIRouter(include_in_schema=False)
+    page = files("radixserve").joinpath("web/docs.html").read_bytes()
+
+    @router.get("/openapi.json")
+    async def openapi() -> Response:
+        if app.openapi_schema is None:
+            app.openapi_schema = document(app)
+        return json_response(app.openapi_schema)
+
+    @router.get("/docs")
+    async def docs() -> Response:
+        return Response(
+            page,
+            media_type="text/html",
+            headers={"content-security-policy": "default-src 'self' 'unsafe-inline'"},
+        )
+
+    return router
