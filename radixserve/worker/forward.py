@@ -51,10 +51,14 @@ class Forward:
         self._page_table = page_table
         self._graphs: list[Graph] = []
         self.replayed = 0  # steps that a graph has computed
+        if not sizes or attention.fixed_shapes(1) is None:
+            return
         pool = None
+        shape = (sizes[-1], decoder.spec.vocab_size)
+        logits = torch.empty(shape, dtype=torch.float32, device=page_table.device)
         # the largest first: the others then find room in its memory
-        for size in reversed(sizes if attention.fixed_shapes(1) else ()):
-            graph = Graph(decoder, attention, last_tokens, page_table, size)
+        for size in reversed(sizes):
+            graph = Graph(decoder, attention, last_tokens, page_table, logits[:size])
             pool = graph.capture(pool)
             self._graphs.insert(0, graph)
 
@@ -77,7 +81,7 @@ class Forward:
 
 
 class Graph:
-    """The forward pass over up to `num_tokens` tokens, in memory of its own."""
+    """The forward pass over up to `num_tokens` tokens, always in the same memory."""
 
     def __init__(
         self,
@@ -85,9 +89,10 @@ class Graph:
         attention: Attention,
         last_tokens: Tensor,
         page_table: Tensor,
-        num_tokens: int,
+        logits: Tensor,
     ) -> None:
-        self.num_tokens = num_tokens
+        """`logits` [num_tokens, vocab]: where the results go; all graphs may have the same."""
+        self.num_tokens = num_tokens = len(logits)
         self._decoder = decoder
         self._attention = attention
         self._last_tokens = last_tokens
@@ -98,7 +103,7 @@ class Graph:
             {name: (num_tokens,) for name in INPUTS} | dict(shapes), page_table.device
         )
         self._replay: Callable[[], object] = self._run
-        self._logits: Tensor = torch.empty(0)
+        self._logits = logits
 
     def capture(self, pool: Any) -> Any:
         """Capture the pass, with memory from `pool` (None: a new one). Returns its pool."""
@@ -139,4 +144,4 @@ class Graph:
         batch = Batch(**inputs, page_table=self._page_table)
         plan = {name: t for name, t in tensors.items() if name not in INPUTS}
         attend = self._attention.bind_fixed(batch, plan)
-        self._logits = self._decoder(batch.tokens, batch.positions, attend, batch.wanted)
+        self._logits.copy_(self._decoder(batch.tokens, batch.positions, attend, batch.wanted))

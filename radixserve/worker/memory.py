@@ -13,7 +13,7 @@ from msgspec import Struct
 from radixserve.models.spec import ModelSpec
 from radixserve.worker import cgroup
 
-LOGITS_COPIES = 4  # float32: logits, log probabilities, scaled ones, sorted ones
+LOGITS_COPIES = 6  # float32: logits twice, log probabilities, scaled, sorted, token counts
 GPU_FIXED_BYTES = 2 << 30
 
 

@@ -149,14 +149,21 @@ class Runner:
         self.startup[part] = time.perf_counter() - begin
 
     def _warm_up(self, num_tokens: int) -> None:
-        """Throw-away steps on page 0, so that the first request does not pay for first uses."""
-        sampling = Sampling(seed=0, top_p=0.5, top_logprobs=1)
-        pages = pack([0] * -(-(num_tokens + 1) // self._page_size))
-        prefill = Row(slot=0, start=0, tokens=pack([0] * num_tokens), pages=pages)
+        """Throw-away steps on page 0, so that the first request does not pay for first uses.
+
+        A long row and short ones, a copy within the step, a draw, penalties and log probabilities.
+        """
+        whole = pack([0] * -(-(num_tokens + 1) // self._page_size))
+        rows = [Row(slot=0, start=0, tokens=pack([0] * num_tokens), pages=whole)]
+        admits = [Admit(slot=0, sampling=Sampling(seed=0, top_p=0.5, top_logprobs=1))]
+        if len(self._slots.page_table) > 1 < self._page_size:
+            history = pack([0, 0])
+            rows.append(Row(1, 1, pack([0]), pack([0]), copy_from=0, copy_live=True))
+            admits.append(Admit(1, Sampling(seed=0, repetition_penalty=2.0), history, 2))
+        self.run(RunStep(step=-2, rows=tuple(rows), admits=tuple(admits)))
         decode = Row(slot=0, start=num_tokens, tokens=b"")
-        self.run(RunStep(step=-2, rows=(prefill,), admits=(Admit(slot=0, sampling=sampling),)))
         self.run(RunStep(step=-1, rows=(decode,)))
-        self.run(RunStep(step=0, rows=(), frees=(0,)))
+        self.run(RunStep(step=0, rows=(), frees=tuple(admit.slot for admit in admits)))
 
 
 def _decoder(config: WorkerConfig, folder: Path, backend: type[Attention]) -> Decoder:
