@@ -44,7 +44,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = 0
     max_body_bytes: Annotated[
-        int, Meta(description="longest request body; longer ones get 413", ge=1024)
+        int, Meta(description="longest request body; longer ones get 413", ge=1)
     ] = 64 << 20
     cors_origins: Annotated[
         str,

@@ -15,6 +15,8 @@ from radixserve.api.prompts import Conversation, chat_tokens, check_prefill, che
 from radixserve.tokenizer.decode import decode_text
 from radixserve.tokenizer.prompt import check_id, encode_any
 
+MAX_TOKENS = 1 << 20  # that are turned into text at once
+
 
 class TokenizeFields(Struct, frozen=True, kw_only=True):
     """A prompt, or messages as for `/v1/chat/completions`."""
@@ -86,6 +88,8 @@ def routes(front: Front) -> APIRouter:
         tokens = fields.tokens
         if tokens is None:
             raise ApiError(400, "tokens is required", param="tokens")
+        if len(tokens) > MAX_TOKENS:
+            raise ApiError(400, f"tokens: at most {MAX_TOKENS}", param="tokens")
         ready = front.ready()
         for token in {min(tokens), max(tokens)} if tokens else ():
             check_id(token, ready, "tokens")

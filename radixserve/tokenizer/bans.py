@@ -22,12 +22,18 @@ def banned_ids(words: Sequence[str], vocabulary: Vocabulary) -> list[int]:
         if not word.strip():
             raise InvalidRequest(f"{PARAM}: a word cannot be empty", PARAM)
         bare = word.lstrip()
+        if len(bare.encode()) > vocabulary.longest_token:
+            raise _several(word)
         forms = [vocabulary.encode(form, add_special_tokens=False) for form in (bare, f" {bare}")]
         banned |= {form[0] for form in forms if len(form) == 1}
         if not all(banned & set(form) for form in forms):
-            raise InvalidRequest(
-                f"{PARAM}: {word[:50]} is more than one token, which is not supported",
-                PARAM,
-                "unsupported_parameter",
-            )
+            raise _several(word)
     return sorted(banned)
+
+
+def _several(word: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{PARAM}: {word[:50]} is more than one token, which is not supported",
+        PARAM,
+        "unsupported_parameter",
+    )

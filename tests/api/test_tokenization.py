@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from radixserve.api.tokenization import MAX_TOKENS
 from radixserve.messages import unpack
 from radixserve.tokenizer.decode import decode_text
 from radixserve.tokenizer.prompt import MAX_TEXT_BYTES
@@ -99,6 +100,7 @@ async def test_special_tokens_are_added_where_they_are_wanted(tmp_path: Path) ->
         ("/detokenize", {"tokens": [410]}, "tokens"),
         ("/detokenize", {"tokens": [2**80]}, "tokens"),
         ("/detokenize", {"tokens": ["x"]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [1] * (MAX_TOKENS + 1)}, "tokens"),
         (f"{CHAT}/render", {"messages": []}, "messages"),
         (f"{COMPLETIONS}/render", {"prompt": ""}, "prompt"),
         (f"{COMPLETIONS}/render", {"prompt": [5] * 256}, "prompt"),

@@ -41,7 +41,9 @@ def test_both_spellings_of_a_word_are_banned_or_the_word_is_refused(
         assert taken > 20
 
 
-@pytest.mark.parametrize("words", [[""], [" "], ["a", ""], ["radix tree"], ["a", "日本 語"]])
+@pytest.mark.parametrize(
+    "words", [[""], [" "], ["a", ""], ["radix tree"], ["a", "日本 語"], ["x" * 10**7]]
+)
 def test_what_cannot_be_banned_is_refused(vocabularies: list[Vocabulary], words: list[str]) -> None:
     for vocabulary in vocabularies:
         with pytest.raises(InvalidRequest) as refusal:
