@@ -24,7 +24,7 @@ REPORT = reports.Report(80, 0, 232448, 4, 6, "mma.sync")
 
 def launch(module="radixserve_kernels.first", **changes):
     kernel = SimpleNamespace(
-        fn=SimpleNamespace(__module__=module), arg_names=["X", "KV_LEN", "eps", "n", "BLOCK"]
+        fn=SimpleNamespace(__module__=module), arg_names=["X", "TABLE", "eps", "n", "BLOCK"]
     )
     fields = {"constants": {"BLOCK": 16}, "options": {"num_warps": 4}, "element": "bf16"}
     return forms.Launch(kernel, **fields | {"block_m": 16} | changes)
@@ -103,7 +103,7 @@ def test_kinds_of_matrix_instructions_are_all_seen():
 def test_signature_has_a_type_for_every_argument():
     assert launch(types={"X": "*fp8e4nv"}).signature() == {
         "X": "*fp8e4nv",
-        "KV_LEN": "*i32",
+        "TABLE": "*i32",
         "eps": "fp32",
         "n": "i32",
         "BLOCK": "constexpr",
@@ -358,7 +358,9 @@ def test_a_tile_too_large_spills_and_the_gate_sees_it():
         "from compile_kernels import forms, reports\n"
         "launch = forms.FORMS['tile'].launch(forms.Variant('tile', head_size=64), 'sm_90')\n"
         "large = {'BLOCK_M': 256, 'BLOCK_N': 16}\n"
-        "launch = replace(launch, constants=launch.constants | large, block_m=256)\n"
+        "options = launch.options | {'num_warps': 4}\n"
+        "constants = launch.constants | large\n"
+        "launch = replace(launch, constants=constants, options=options, block_m=256)\n"
         "print(reports.faults(reports.report_of(launch, 'sm_90'), launch, 'sm_90'))\n"
     )
     environment = {name: v for name, v in os.environ.items() if name != interpret.SWITCH}
