@@ -25,7 +25,6 @@ LOG2_E = 1.4426950408889634
 OPTIONS = {"enable_fp_fusion": False}
 MERGE_HEADS = 4  # query heads of a token that one program merges
 MERGE_STAGES = 4
-MERGE_OPTIONS = {"num_warps": 2, **OPTIONS}
 PROGRAMS_PER_PROCESSOR = 8  # of a kernel whose programs share out the items
 INTERPRETED_PROGRAMS = 4
 
@@ -112,7 +111,7 @@ def paged_attention(
     grid = (len(q) * triton.cdiv(q.shape[1], merging["BLOCK_H"]),)
     merge_kernel[grid](
         work.parts, work.stats, positions, work.part_start, out, room, options.window,
-        **merging, **MERGE_OPTIONS,
+        **merging, **merge_options(merging),
     )  # fmt: skip
     return out
 
@@ -173,6 +172,12 @@ def merge_constants(
         "BLOCK_D": padded(q.shape[2]),
         "STAGES": MERGE_STAGES,
     }
+
+
+def merge_options(merging: dict[str, int | bool]) -> dict[str, int | bool]:
+    """What `merge_kernel` is compiled with: lanes that load four numbers at once or more."""
+    numbers = merging["BLOCK_H"] * merging["BLOCK_D"]
+    return {"num_warps": max(1, numbers // 256), **OPTIONS}
 
 
 def most_programs(device: torch.device) -> int:

@@ -144,7 +144,12 @@ def attention(variant: Variant, chip: str, form: str) -> Launch:
     if form == "merge":
         constants = paged_attention.merge_constants(q, options, tiles, some_tiled=True)
         return Launch(
-            attention_kernels.merge_kernel, constants, paged_attention.MERGE_OPTIONS, variant.dtype
+            attention_kernels.merge_kernel,
+            constants,
+            paged_attention.merge_options(constants),
+            variant.dtype,
+            # few heads are fewer numbers than four for each of AMD's 64 lanes
+            wide=constants["BLOCK_H"] * constants["BLOCK_D"] >= 256 or chip != "gfx942",
         )
     tile = getattr(tiles, form)
     kernel = attention_kernels.chunk_attention_kernel
