@@ -219,10 +219,13 @@ class Reader:
         Raises Malformed if it is longer than `limit`, Ended if no marker comes.
         """
         search = finder(markers)
+        window = limit + max(map(len, markers))
         while True:
-            at, marker = search.find(self.text, self.pos, self.ended)
-            if at - self.pos > limit:
+            text = self.text[self.pos : self.pos + window]
+            at, marker = search.find(text, 0, self.ended)
+            if at > limit:
                 raise Malformed
+            at += self.pos
             if marker:
                 return self.advance(at), self.advance(at + len(marker))
             if self.ended:
