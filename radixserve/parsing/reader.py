@@ -86,11 +86,10 @@ class Closer(Struct, frozen=True):
             pos += 1
         if any(text.startswith(f, pos) for f in self.follow):
             return True
-        if ended:
-            return self.at_end and pos == len(text)
         rest = text[pos : pos + max(map(len, self.follow))]
-        undecided = any(f.startswith(rest) for f in self.follow)
-        return None if undecided and pos + len(rest) == len(text) else False
+        if not any(f.startswith(rest) for f in self.follow):
+            return False
+        return self.at_end if ended else None
 
 
 class Reader:

@@ -19,7 +19,7 @@ from radixserve.parsing.tools import Tool
 from tests.parsing.reading import cut_at, read
 from tests.parsing.writing import Answer, tools_of, write
 
-FEW = settings(max_examples=40, deadline=None)  # for each format
+FEW = settings(max_examples=25, deadline=None)  # for each format
 FEWER = settings(max_examples=10, deadline=None)
 every_format = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS.keys())
 WITH_CALLS = [f for f in FORMATS.values() if f.calls or f.harmony]
