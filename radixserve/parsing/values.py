@@ -234,7 +234,7 @@ def _python_number(atom: str) -> str:
             number = read(atom)
         except ValueError:
             continue
-        if math.isfinite(number):
+        if isinstance(number, int) or math.isfinite(number):
             return json.dumps(number)
     raise Malformed
 

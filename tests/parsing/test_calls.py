@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixserve.parsing.calls import Call, arguments_object, call_key, same_call
-from tests.parsing.test_values import TEXTS, VALUES
+from tests.parsing.strategies import TEXTS, VALUES
 
 OBJECTS = st.dictionaries(TEXTS, VALUES, max_size=3)
 

@@ -92,6 +92,12 @@ CASES = {
         "<tool_call><function=f><parameter=a>x</parameter></parameter></function></tool_call>",
         Answer(calls=(F,)),
     ),
+    "a value with its own end marker in it": (
+        "seed_oss",
+        "<seed:tool_call><function=f><parameter=a></parameter> ends it</parameter></function>"
+        "</seed:tool_call>",
+        Answer(calls=(("f", {"a": "</parameter> ends it"}),)),
+    ),
     "an integer that is none": (
         "qwen3_xml",
         "<function=f><parameter=n>7.5</parameter></function>",
@@ -112,6 +118,12 @@ CASES = {
         '{"name": "f", "parameters": {"a": "x"}}; {"name": "g", "parameters": {}}',
         Answer(calls=(F, G)),
     ),
+    "text behind a call": (
+        "llama3_json",
+        '{"name": "g", "parameters": {}};\nDone.',
+        Answer(content=";\nDone.", calls=(G,)),
+    ),
+    "text that begins with a space": ("llama3_json", " Done.", Answer(content=" Done.")),
     "code behind the tag": (
         "llama3_json",
         "<|python_tag|>print(1)",
@@ -178,6 +190,7 @@ def test_what_models_write(name: str, text: str, wanted: Answer) -> None:
         ("hermes", "Say <think>.<|im_end|>\nassistant\n", "Hi", Answer("", "Hi")),
         ("functionary_v32", "\n\n>>>", 'all\nHi >>>f\n{"a": "x"}', Answer("", "Hi ", (F,))),
         ("gpt_oss", "<|start|>assistant<|channel|>final<|message|>", "Hi", Answer("", "Hi")),
+        ("gpt_oss", "<|start|>assistant<|channel|>final<|message|>We", " do", Answer("", " do")),
         ("gpt_oss", "<|start|>assistant", ' to=functions.g<|message|>{}', Answer(calls=(G,))),
         ("kimi_k3", "<|open|>response<|sep|>", "Hi<|close|>response<|sep|>", Answer("", "Hi")),
     ],

@@ -17,6 +17,7 @@ from radixserve.parsing.harmony import TOKENS
 from radixserve.parsing.parser import Parser
 from radixserve.parsing.tools import Tool
 from tests.parsing.reading import cut_at, read
+from tests.parsing.strategies import CUTS
 from tests.parsing.writing import Answer, tools_of, write
 
 FEW = settings(max_examples=25, deadline=None)  # for each format
@@ -39,7 +40,6 @@ ANSWERS = st.builds(
     content=st.just("") | TEXTS,
     calls=st.lists(CALLS, max_size=3).map(tuple),
 )
-CUTS = st.lists(st.integers(0, 10_000), max_size=8)
 TOOLS = [Tool("f", {"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}), Tool("g")]
 SAMPLE = Answer(
     "One thing and another.",

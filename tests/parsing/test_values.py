@@ -11,17 +11,7 @@ from hypothesis import strategies as st
 from radixserve.parsing.reader import Malformed, Reader
 from radixserve.parsing.values import GEMMA, JSON, PYTHON, Dialect, ValueMachine, closing, to_json
 from tests.parsing.reading import cut_at
-from tests.parsing.test_laws import CUTS
-
-TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
-SCALARS = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-)
-VALUES = st.recursive(
-    SCALARS | TEXTS,
-    lambda part: st.lists(part, max_size=3) | st.dictionaries(TEXTS, part, max_size=3),
-    max_leaves=8,
-)
+from tests.parsing.strategies import CUTS, VALUES
 
 
 def pieces(dialect: Dialect, parts: list[str]) -> list[str]:
@@ -99,6 +89,7 @@ def test_what_models_get_wrong_is_put_right(text: str, wanted: str) -> None:
         ("'''a'b''' ", "a'b"),
         (r"'\x41\u00e9\U0001F600\'\"\d'", "Aé😀'\"\\d"),
         (r"'\ud800\U0000d800'", "\ud800\ud800"),
+        ("+" + "1" * 500, int("1" * 500)),
     ],
 )
 def test_python_spellings(text: str, wanted: Any) -> None:
