@@ -90,9 +90,8 @@ class AnswerMachine:
         space = yield from self._reader.space()
         while (yield from self._more()):
             self._reader.record(space)
-            if not (
-                yield from self._guarded(self._machine(set(self._tools)), self._output.content)
-            ):
+            calls = self._machine(set(self._tools))
+            if not (yield from self._guarded(calls, self._output.content)):
                 return
             space = yield from self._gap()
         self._output.content(space)

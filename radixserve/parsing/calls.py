@@ -41,22 +41,24 @@ def arguments_object(arguments: str | Mapping[str, Any]) -> dict[str, Any] | Non
     return None
 
 
-def call_key(call: Call) -> str:
+def call_key(call: Call) -> str | None:
     """Equal for two calls exactly if they call the same with equal arguments.
 
     Order of keys, spacing and escapes do not matter, nor does 1.0 for 1; 1, "1" and true differ.
-    Arguments that are no object are compared as text.
+    Arguments that are no object are compared as text. None for objects that are not JSON, or nested
+    too deep: such a call is like no other.
     """
     value = arguments_object(call.arguments)
     try:
         plain = call.arguments if value is None else _plain(value, 0)
         return json.dumps([call.name, value is None, plain], sort_keys=True, ensure_ascii=False)
-    except (TypeError, ValueError):  # objects that are not JSON, or nested too deep
-        return repr(call)
+    except (TypeError, ValueError):
+        return None
 
 
 def same_call(one: Call, other: Call) -> bool:
-    return call_key(one) == call_key(other)
+    key = call_key(one)
+    return key is not None and key == call_key(other)
 
 
 def _plain(value: Any, depth: int) -> Any:

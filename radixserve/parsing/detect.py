@@ -78,6 +78,6 @@ def tokens_as_text(format: Format, special_tokens: Collection[str]) -> frozenset
 def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict | list):
+    elif isinstance(value, dict | list | tuple):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _strings(part)

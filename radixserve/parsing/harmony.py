@@ -31,9 +31,10 @@ _CHANNELS = (_THOUGHTS, "commentary", "final")
 
 
 def unfinished_header(prompt: str) -> str:
-    """What of the answer's first message stands at the end of its prompt already."""
-    _, start, header = prompt.rpartition(START + "assistant")
-    return header if start and len(header) < _MAX_HEADER and "<|end|>" not in header else ""
+    """What of the header of the answer's first message stands at the end of its prompt already."""
+    _, start, message = prompt.rpartition(START + "assistant")
+    header, mark, _ = message.partition(_MESSAGE)
+    return header + mark if start and "<|end|>" not in message and len(header) < _MAX_HEADER else ""
 
 
 class HarmonyMachine:

@@ -86,11 +86,10 @@ class Closer(Struct, frozen=True):
             pos += 1
         if any(text.startswith(f, pos) for f in self.follow):
             return True
-        if ended:
-            return self.at_end and pos == len(text)
         rest = text[pos : pos + max(map(len, self.follow))]
-        undecided = any(f.startswith(rest) for f in self.follow)
-        return None if undecided and pos + len(rest) == len(text) else False
+        if not any(f.startswith(rest) for f in self.follow):
+            return False
+        return self.at_end if ended else None
 
 
 class Reader:
@@ -219,10 +218,13 @@ class Reader:
         Raises Malformed if it is longer than `limit`, Ended if no marker comes.
         """
         search = finder(markers)
+        window = limit + max(map(len, markers))
         while True:
-            at, marker = search.find(self.text, self.pos, self.ended)
-            if at - self.pos > limit:
+            text = self.text[self.pos : self.pos + window]
+            at, marker = search.find(text, 0, self.ended)
+            if at > limit:
                 raise Malformed
+            at += self.pos
             if marker:
                 return self.advance(at), self.advance(at + len(marker))
             if self.ended:

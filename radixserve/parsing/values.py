@@ -18,8 +18,8 @@ MAX_DEPTH = 128  # brackets open at one time
 _MAX_ATOM = 1024  # characters of a number, literal or bare word
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_ATOM = re.compile(r"[^\s,:\]\[(){}\"']*")
-_BARE = re.compile(r"[^,\]}]*")
+_ATOM = re.compile(rf"[^\s,:\]\[(){{}}\"']{{0,{_MAX_ATOM + 1}}}")
+_BARE = re.compile(rf"[^,\]}}]{{0,{_MAX_ATOM + 1}}}")
 _HEX_DIGITS = re.compile(r"[0-9a-fA-F]+")
 _HEX = {"u": 4, "x": 2, "U": 8}
 _LITERALS = {
@@ -205,7 +205,11 @@ class ValueMachine:
             assert found is not None, "the pattern matches nothing too"
             if len(found.group()) > _MAX_ATOM:
                 raise Malformed
-            if found.end() < len(reader.text) or reader.ended:
+            if found.end() < len(reader.text):
+                break
+            if reader.ended:
+                if self._open:
+                    raise Ended  # it may have gone on
                 break
             yield
         return spelled(reader.advance(found.end()).strip(), self._dialect)
@@ -230,7 +234,7 @@ def _python_number(atom: str) -> str:
             number = read(atom)
         except ValueError:
             continue
-        if math.isfinite(number):
+        if isinstance(number, int) or math.isfinite(number):
             return json.dumps(number)
     raise Malformed
 
