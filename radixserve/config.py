@@ -35,6 +35,10 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     reasoning_parser: Annotated[
         str, Meta(description="whose marks of reasoning it writes: auto, none, a format")
     ] = "auto"
+    keep_known_nonces: Annotated[
+        bool,
+        Meta(description="keep what clients put before prompts only to tell requests apart"),
+    ] = False
     default_max_tokens: Annotated[
         int,
         Meta(
