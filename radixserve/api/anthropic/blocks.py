@@ -19,6 +19,16 @@ FRESH: dict[str, Data] = {
 }
 
 
+def _tool_use(name: str) -> Data:
+    return {
+        "type": "tool_use",
+        "id": new_id("toolu_"),
+        "caller": {"type": "direct"},
+        "name": name,
+        "input": {},
+    }
+
+
 class Blocks:
     """What a parser found, as events of blocks. `close` at the end."""
 
@@ -37,8 +47,7 @@ class Blocks:
                     yield self._delta("thinking_delta", thinking=text)
                 case CallBegin(_, name):
                     yield from self.close()
-                    use = {"type": "tool_use", "id": new_id("toolu_"), "name": name, "input": {}}
-                    yield self._begin(use)
+                    yield self._begin(_tool_use(name))
                 case CallArguments(_, text):
                     yield self._delta("input_json_delta", partial_json=text)
                 case CallEnd():
@@ -88,7 +97,8 @@ class Fold:
                 if block["type"] == "tool_use" and self._input:
                     block["input"] = Raw(self._input.encode())
             case "message_delta":
-                self.message |= data["delta"] | {"usage": data["usage"]}
+                self.message |= data["delta"]
+                self.message["usage"] |= data["usage"]
 
     def _extend(self, delta: Data) -> None:
         for name, text in delta.items():

@@ -33,6 +33,11 @@ log = logging.getLogger(__name__)
 
 PATH = "/v1/messages"
 MAX_LOGGED_TYPES = 100
+UNCOUNTED = {  # the rest of a message's usage
+    "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
+    "inference_geo": None,
+    "service_tier": "standard",
+}
 
 
 def routes(front: Front) -> APIRouter:
@@ -168,13 +173,20 @@ class _Answer:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage(generation),
+            "stop_details": None,
+            "container": None,
+            "usage": _counts(generation) | UNCOUNTED,
         }
 
 
 def _end(piece: Piece, reader: Reader, generation: Generation) -> Data:
-    delta = {"stop_reason": _stop_reason(piece, reader), "stop_sequence": piece.stop or None}
-    return {"type": "message_delta", "delta": delta, "usage": _usage(generation)}
+    delta = {
+        "stop_reason": _stop_reason(piece, reader),
+        "stop_sequence": piece.stop or None,
+        "stop_details": None,
+        "container": None,
+    }
+    return {"type": "message_delta", "delta": delta, "usage": _counts(generation)}
 
 
 def _stop_reason(piece: Piece, reader: Reader) -> str:
@@ -186,16 +198,15 @@ def _stop_reason(piece: Piece, reader: Reader) -> str:
     return "tool_use" if reader.called else "end_turn"
 
 
-def _usage(generation: Generation) -> dict[str, Any]:
-    """The usage so far. What is cached without being asked for counts as read, never as created."""
+def _counts(generation: Generation) -> dict[str, Any]:
+    """The tokens so far. Caching is automatic: hits are read, and nothing is billed as created."""
     usage = generation.usage()
     cached = usage.prompt_tokens_details.cached_tokens
     return {
         "input_tokens": usage.prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
         "output_tokens": usage.completion_tokens,
+        "output_tokens_details": None,
         "server_tool_use": None,
-        "service_tier": "standard",
     }
