@@ -20,7 +20,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(description="port to listen on", ge=0, le=65535)] = 30000
     api_key: Annotated[
-        str, Meta(description="bearer key that all routes but probes and documentation ask for")
+        str, Meta(description="key that all routes but probes and documentation ask for")
     ] = ""
     served_model_name: Annotated[
         str, Meta(description="model id in the API; default: the folder or file name")
@@ -35,6 +35,10 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     reasoning_parser: Annotated[
         str, Meta(description="whose marks of reasoning it writes: auto, none, a format")
     ] = "auto"
+    keep_known_nonces: Annotated[
+        bool,
+        Meta(description="keep what clients put before prompts only to tell requests apart"),
+    ] = False
     default_max_tokens: Annotated[
         int,
         Meta(

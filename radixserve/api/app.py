@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.params import Depends as DependsOn
-from fastapi.security import HTTPBearer
+from fastapi.security import APIKeyHeader, HTTPBearer
 from starlette.middleware.cors import CORSMiddleware
 
 from radixserve.api import (
@@ -21,37 +21,50 @@ from radixserve.api import (
     tokenization,
 )
 from radixserve.api.access import HEADER, AccessLog
+from radixserve.api.anthropic import messages
+from radixserve.api.anthropic.errors import error_body
 from radixserve.api.errors import ApiError, answer_errors
 from radixserve.api.front import Front
 
+KEY_HEADER = "x-api-key"
+
 
 def key_check(api_key: str) -> Callable[[Request], Awaitable[None]]:
-    """A dependency that lets through only requests with this bearer key."""
+    """A dependency that lets requests with this key through, whichever header it is in."""
     wanted = api_key.encode()
 
+    def right(key: str) -> bool:
+        return hmac.compare_digest(key.strip().encode("latin-1"), wanted)
+
     async def check(request: Request) -> None:
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        right = hmac.compare_digest(key.strip().encode("latin-1"), wanted)
-        if not (right and scheme.lower() == "bearer"):
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        if not (
+            (scheme.lower() == "bearer" and right(bearer))
+            or right(request.headers.get(KEY_HEADER, ""))
+        ):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
 
     return check
 
 
 def _key_asked(api_key: str) -> list[DependsOn]:
-    """The second one only tells the OpenAPI document of the key."""
+    """All but the first only tell the OpenAPI document of the key."""
     if not api_key:
         return []
-    return [Depends(key_check(api_key)), Depends(HTTPBearer(auto_error=False))]
+    return [
+        Depends(key_check(api_key)),
+        Depends(HTTPBearer(auto_error=False)),
+        Depends(APIKeyHeader(name=KEY_HEADER, auto_error=False)),
+    ]
 
 
 def create_app(front: Front) -> FastAPI:
     """All routes. Those of `guarded` ask for the key if there is one; the others never do."""
     app = FastAPI(title="radixserve", docs_url=None, redoc_url=None, openapi_url=None)
-    answer_errors(app)
+    answer_errors(app, {messages.PATH: error_body})
     _add_middleware(app, front.config.cors_origins)
     guarded = APIRouter(dependencies=_key_asked(front.config.api_key), responses=openapi.FAULTS)
-    surfaces = (chat, completions, render, tokenization, models, control)
+    surfaces = (chat, completions, messages, render, tokenization, models, control)
     for router in (*(surface.routes(front) for surface in surfaces), server.guarded_routes(front)):
         guarded.include_router(router)
     app.include_router(guarded)

@@ -123,7 +123,7 @@ class BodyParser:
             _refuse_repeated_keys(body)
             parsed = msgspec.convert(fields, kind)
         except msgspec.ValidationError as error:
-            raise _invalid(error) from error
+            raise named_fault(error) from error
         except ValueError as error:  # msgspec.DecodeError
             raise ApiError(400, f"the body is not valid JSON: {error}") from error
         except RecursionError as error:
@@ -177,8 +177,12 @@ def _refuse_repeated_keys(body: bytes) -> None:
     _scanner.decode(body.decode())
 
 
-def _invalid(error: msgspec.ValidationError) -> ApiError:
-    """msgspec says "Expected `int`, got `str` - at `$.n`": the path is the parameter."""
+def named_fault(error: msgspec.ValidationError, within: str = "") -> ApiError:
+    """msgspec says "Expected `int`, got `str` - at `$.n`": the path is the parameter.
+
+    `within`: the path to what was read.
+    """
     match = _WHERE.fullmatch(str(error))
     what, path = (match["what"], match["path"]) if match else (str(error), None)
+    path = ".".join(filter(None, (within, path)))
     return ApiError(400, f"{path}: {what}" if path else what, param=path or None)

@@ -1,17 +1,21 @@
 """Errors in OpenAI's shape: {"error": {message, type, param, code}}, whatever went wrong.
 
+Routes of other dialects may have shapes of their own.
+
 No text of a Python exception ever reaches a client.
 """
 
 import http
 import math
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from msgspec import Struct
 from starlette.exceptions import HTTPException
 
-from radixserve.api.access import HEADER, KEY
+from radixserve.api.access import HEADER, record_of
 from radixserve.messages import REJECTIONS
 from radixserve.tokenizer.engine import EngineStopped, RequestRejected
 from radixserve.tokenizer.invalid import InvalidRequest
@@ -84,19 +88,31 @@ def as_api_error(error: Exception) -> ApiError:
 EXPECTED = (ApiError, InvalidRequest, RequestRejected, EngineStopped)
 
 
-async def _answer(request: Request, error: Exception) -> Response:
-    """Turns any error raised in a route into a response."""
-    answer = as_api_error(error)
-    response = json_response(answer.body, answer.status)
-    response.headers.update(answer.headers)
-    if record := request.scope.get(KEY):  # of an unexpected error `AccessLog` sees no answer
-        response.headers[HEADER] = record.id
-    if isinstance(error, HTTPException) and error.headers:
-        response.headers.update(error.headers)
-    return response
+Shape: TypeAlias = Callable[[ApiError, str], object]  # of an error and its request's id: a body
 
 
-def answer_errors(app: FastAPI) -> None:
-    """Make `app` answer all errors in this shape; those not expected are also logged."""
+def _shape_for(path: str, shapes: Mapping[str, Shape]) -> Shape:
+    for top, shape in shapes.items():
+        if path == top or path.startswith(f"{top}/"):
+            return shape
+    return lambda error, _: error.body
+
+
+def answer_errors(app: FastAPI, shapes: Mapping[str, Shape]) -> None:
+    """Make `app` answer all errors as JSON; those not expected are also logged.
+
+    `shapes`: path -> the form of the errors of this path and all below it, where it is not ours.
+    """
+
+    async def answer(request: Request, error: Exception) -> Response:
+        told = as_api_error(error)
+        body = _shape_for(request.scope["path"], shapes)(told, record_of(request).id)
+        response = json_response(body, told.status)
+        response.headers.update(told.headers)
+        response.headers[HEADER] = record_of(request).id  # `AccessLog` may see no answer
+        if isinstance(error, HTTPException) and error.headers:
+            response.headers.update(error.headers)
+        return response
+
     for kind in (*EXPECTED, HTTPException, Exception):
-        app.add_exception_handler(kind, _answer)
+        app.add_exception_handler(kind, answer)

@@ -4,6 +4,7 @@ Ranges are checked by the types; what needs the model's limits is checked here.
 """
 
 import secrets
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -93,16 +94,21 @@ def check_fields(fields: GenerationFields) -> None:
     choices = fields.n or 1
     if fields.best_of not in (None, 1, choices):
         raise ApiError(400, "best_of must be 1 or equal to n", param="best_of")
-    if len(fields.stops) > MAX_STOPS:
-        raise ApiError(400, f"stop: at most {MAX_STOPS} strings", param="stop")
-    if not all(0 < len(stop) <= MAX_STOP_LENGTH for stop in fields.stops):
-        raise ApiError(400, f"stop: strings of 1 to {MAX_STOP_LENGTH} characters", param="stop")
+    check_stops(fields.stops, "stop")
     if len(fields.bad_words or ()) > MAX_BAD_WORDS:
         raise ApiError(400, f"bad_words: at most {MAX_BAD_WORDS}", param="bad_words")
     if fields.truncate_prompt_tokens == 0:
         raise ApiError(
             400, "truncate_prompt_tokens: -1 or at least 1", param="truncate_prompt_tokens"
         )
+
+
+def check_stops(stops: Sequence[str], param: str) -> None:
+    """Raises ApiError 400."""
+    if len(stops) > MAX_STOPS:
+        raise ApiError(400, f"{param}: at most {MAX_STOPS} strings", param=param)
+    if not all(0 < len(stop) <= MAX_STOP_LENGTH for stop in stops):
+        raise ApiError(400, f"{param}: strings of 1 to {MAX_STOP_LENGTH} characters", param=param)
 
 
 def answer_limit(fields: GenerationFields, prompt_tokens: int, ready: Ready, default: int) -> int:

@@ -22,34 +22,39 @@ REFERENCE = "#/components/schemas/{name}"
 SCHEMAS = "x-schemas"  # where an operation keeps them until the document is made
 
 
-def takes(kind: type[Struct], *required: str, streams: bool = False) -> dict[str, Any]:
+def takes(
+    kind: type[Struct],
+    *required: str,
+    streams: bool = False,
+    faults: type[Struct] = ErrorBody,
+) -> dict[str, Any]:
     """What a route that reads a `kind` says of itself, as arguments for its decorator.
 
     `required`: fields that must be there, though their type has a default. `streams`: the answer
-    may be server-sent events.
+    may be server-sent events. `faults`: the body of its errors.
     """
-    (schema,), schemas = msgspec.json.schema_components([kind], ref_template=REFERENCE)
+    (schema, _), schemas = msgspec.json.schema_components([kind, faults], ref_template=REFERENCE)
     if required:
         schema = {"allOf": [schema, {"type": "object", "required": list(required)}]}
     extra = {
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
         SCHEMAS: schemas,
     }
-    if not streams:
-        return {"openapi_extra": extra}
-    answers: dict[str, Any] = {
-        "application/json": {"schema": {}},
-        "text/event-stream": {"schema": {}},
-    }
-    return {"openapi_extra": extra, "responses": {200: {"content": answers}}}
+    responses = _told(faults)
+    if streams:
+        kinds = ("application/json", "text/event-stream")
+        responses[200] = {"content": {name: {"schema": {}} for name in kinds}}
+    return {"openapi_extra": extra, "responses": responses}
 
 
-FAULTS: dict[int | str, dict[str, Any]] = {
-    "default": {
-        "description": "what went wrong",
-        "content": {"application/json": {"schema": {"$ref": REFERENCE.format(name="ErrorBody")}}},
-    }
-}
+def _told(faults: type[Struct]) -> dict[int | str, dict[str, Any]]:
+    """The responses of a route that fails with such bodies."""
+    schema = {"$ref": REFERENCE.format(name=faults.__name__)}
+    content = {"application/json": {"schema": schema}}
+    return {"default": {"description": "what went wrong", "content": content}}
+
+
+FAULTS = _told(ErrorBody)
 
 
 def probe(router: APIRouter, *paths: str, **told: Any) -> Callable[[Handler], Handler]:

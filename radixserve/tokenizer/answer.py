@@ -26,6 +26,7 @@ class Piece(Struct, frozen=True):
     logprobs: tuple[TokenLogprobs, ...]
     cached_tokens: int
     finish: str  # "" while the answer goes on, else "stop", "length" or "abort"
+    stop: str = ""  # the stop string that ended the answer, if one did
 
 
 class AnswerDecoder:
@@ -77,4 +78,5 @@ class AnswerDecoder:
 
     def _piece(self, message: Tokens, tokens: list[int], text: str, finish: str) -> Piece:
         logprobs = message.logprobs[: len(tokens)]
-        return Piece(text, tokens, logprobs, message.cached_tokens, finish)
+        stop = self._stops.matched
+        return Piece(text, tokens, logprobs, message.cached_tokens, finish, stop)

@@ -7,12 +7,17 @@ import httpx
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+MESSAGES = "/v1/messages"
+COUNT = "/v1/messages/count_tokens"
 
 
 def body(route: str, **fields: Any) -> dict[str, Any]:
     """A small request for `route`."""
-    if route == CHAT:
-        return {"messages": [{"role": "user", "content": "hi"}]} | fields
+    messages = {"messages": [{"role": "user", "content": "hi"}]}
+    if route in (CHAT, COUNT):
+        return messages | fields
+    if route == MESSAGES:
+        return messages | {"max_tokens": 200} | fields
     return {"prompt": "hi"} | fields
 
 
@@ -25,6 +30,23 @@ async def answer(client: httpx.AsyncClient, route: str, **fields: Any) -> dict[s
     assert response.status_code == 200, response.text
     parsed: dict[str, Any] = response.json()
     return parsed
+
+
+def fault_of(path: str, response: httpx.Response) -> dict[str, Any]:
+    """The error that a response tells, in the shape that the path has for it."""
+    told: dict[str, Any] = response.json()
+    error: dict[str, Any] = told["error"]
+    if path == MESSAGES or path.startswith(f"{MESSAGES}/"):
+        assert told == {
+            "type": "error",
+            "error": {"type": error["type"], "message": error["message"]},
+            "request_id": response.headers["x-request-id"],
+        }
+    else:
+        assert told.keys() == {"error"}
+        assert error.keys() == {"message", "type", "param", "code"}
+    assert error["message"]
+    return error
 
 
 def events(text: str) -> list[Any]:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from radixserve.api.anthropic.fields import MessagesFields, PromptFields
 from radixserve.api.body import UNSUPPORTED
 from radixserve.api.chat import ChatFields
 from radixserve.api.completions import CompletionFields
@@ -20,11 +21,13 @@ from radixserve.api.control import AbortFields
 from radixserve.api.openapi import document
 from radixserve.api.tokenization import DetokenizeFields, TokenizeFields
 from tests.api.fakes import Server
-from tests.api.sending import CHAT, COMPLETIONS
+from tests.api.sending import CHAT, COMPLETIONS, COUNT, MESSAGES, fault_of
 
 KINDS = {
     CHAT: ChatFields,
     COMPLETIONS: CompletionFields,
+    MESSAGES: MessagesFields,
+    COUNT: PromptFields,
     f"{CHAT}/render": ChatFields,
     f"{COMPLETIONS}/render": CompletionFields,
     "/tokenize": TokenizeFields,
@@ -57,10 +60,31 @@ VALUE = st.recursive(
     ),
     max_leaves=6,
 )
+BLOCK = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(
+            ["text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image", "x"]
+        )
+    },
+    optional={
+        "text": TEXT,
+        "thinking": TEXT,
+        "id": TEXT,
+        "name": TEXT,
+        "input": VALUE,
+        "tool_use_id": TEXT,
+        "content": st.one_of(TEXT, VALUE, st.lists(st.just({"type": "text", "text": "x"}))),
+    },
+)
 MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "tool", "system", "developer", "x", 1])},
     optional={
-        "content": st.one_of(TEXT, VALUE, st.lists(st.fixed_dictionaries({"type": TEXT}))),
+        "content": st.one_of(
+            TEXT,
+            VALUE,
+            st.lists(st.fixed_dictionaries({"type": TEXT})),
+            st.lists(BLOCK, max_size=3),
+        ),
         "tool_calls": st.one_of(
             VALUE,
             st.lists(
@@ -89,6 +113,10 @@ RIGHT: dict[str, st.SearchStrategy[Any]] = {
     "stream": st.booleans(),
     "n": st.integers(1, 3),
     "stop": WORDS,
+    "stop_sequences": st.lists(WORDS, max_size=2),
+    "system": st.one_of(WORDS, st.lists(BLOCK, max_size=2)),
+    "thinking": st.sampled_from([{"type": "adaptive"}, {"type": "disabled"}]),
+    "tool_choice": st.sampled_from(["auto", "none"]),
     "temperature": st.floats(0, 2),
     "skip_special_tokens": st.booleans(),
     "truncate_prompt_tokens": st.integers(1, 9),
@@ -144,8 +172,7 @@ def judge(got: httpx.Response) -> None:
     assert got.status_code < 500, got.text
     assert not PYTHON.search(got.text), got.text
     if got.status_code >= 400:
-        error = got.json()["error"]
-        assert error.keys() == {"message", "type", "param", "code"} and error["message"]
+        error = fault_of(got.request.url.path, got)
         json.dumps(error, ensure_ascii=False).encode()
 
 

@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from radixserve.api.anthropic.fields import MessagesFields, PromptFields
 from radixserve.api.chat import ChatFields
 from radixserve.api.completions import CompletionFields
 from tests.api.fakes import Server
+from tests.api.sending import COUNT, MESSAGES
 from tests.api.test_server import all_routes
 
 pytestmark = pytest.mark.anyio
@@ -50,8 +52,9 @@ async def test_every_operation_says_what_it_takes_and_how_it_fails(folder: Path)
         for verb, operation in operations.items():
             assert operation["description"], path
             ids.add(operation["operationId"])
+            name = "MessagesErrorBody" if path in (MESSAGES, COUNT) else "ErrorBody"
             assert operation["responses"]["default"]["content"]["application/json"]["schema"] == {
-                "$ref": "#/components/schemas/ErrorBody"
+                "$ref": f"#/components/schemas/{name}"
             }
             assert "422" not in operation["responses"]
             takes_nothing = path in ("/flush_cache", "/reset_prefix_cache")
@@ -65,7 +68,7 @@ async def test_all_references_lead_somewhere(folder: Path) -> None:
     names = set(re.findall(r'"\$ref":"#/components/schemas/([^"]+)"', text))
     assert names <= document["components"]["schemas"].keys()
     assert "$defs" not in text and "x-schemas" not in text
-    for kind in (ChatFields, CompletionFields):
+    for kind in (ChatFields, CompletionFields, MessagesFields, PromptFields):
         properties = document["components"]["schemas"][kind.__name__]["properties"]
         assert properties.keys() == {f.encode_name for f in msgspec.structs.fields(kind)}
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]

@@ -66,3 +66,11 @@ def test_an_aborted_answer_ends_with_what_was_held(vocabulary: Vocabulary) -> No
     ids = [vocabulary.encode(char)[0] for char in "azz"]
     assert decoder.push(Tokens("a", pack(ids), 3)).text == "a"
     assert decoder.push(Tokens("a", b"", 3, "abort")) == Piece("zz", [], (), 3, "abort")
+
+
+@pytest.mark.parametrize("group", [1, 2, 100])
+def test_the_stop_string_that_ended_it_is_told(vocabulary: Vocabulary, group: int) -> None:
+    for stops, stop in ((["x", "de", "cd"], "cd"), (["f"], "f"), (["x"], ""), ([], "")):
+        *before, last = answer(vocabulary, "abcdef", group, stops=stops)
+        assert (last.stop, last.finish) == (stop, "stop")
+        assert not any(piece.stop for piece in before)

@@ -1,0 +1,1 @@
+"""Anthropic's dialect: Messages over the text pipeline that all surfaces share."""
