@@ -23,6 +23,7 @@ from radixserve.api import (
 from radixserve.api.access import HEADER, AccessLog
 from radixserve.api.errors import ApiError, answer_errors
 from radixserve.api.front import Front
+from radixserve.api.responses import routes as responses
 
 
 def key_check(api_key: str) -> Callable[[Request], Awaitable[None]]:
@@ -51,7 +52,7 @@ def create_app(front: Front) -> FastAPI:
     answer_errors(app)
     _add_middleware(app, front.config.cors_origins)
     guarded = APIRouter(dependencies=_key_asked(front.config.api_key), responses=openapi.FAULTS)
-    surfaces = (chat, completions, render, tokenization, models, control)
+    surfaces = (chat, completions, responses, render, tokenization, models, control)
     for router in (*(surface.routes(front) for surface in surfaces), server.guarded_routes(front)):
         guarded.include_router(router)
     app.include_router(guarded)

@@ -8,21 +8,21 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import APIRouter, Request, Response
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from radixserve.api.access import Record, record_of
 from radixserve.api.errors import ApiError, json_response
 from radixserve.api.events import DONE, EventStream, answer_while_connected, event
-from radixserve.api.fields import GenerationFields, check_fields, kept_tokens, make_sampling
+from radixserve.api.fields import GenerationFields, check_fields
 from radixserve.api.front import Front
 from radixserve.api.generation import Decoding, Generation, Whole
 from radixserve.api.logprobs import chat_logprobs
 from radixserve.api.openapi import takes
-from radixserve.api.prompts import ChatPrompt, Conversation, chat_prompt, check_prefill, check_tools
-from radixserve.api.reading import Message, Reader, Reading, delta_of, make_reading, read_choice
-from radixserve.messages import Ready, Sampling, TokenLogprobs
+from radixserve.api.prepare import Asked, prepare
+from radixserve.api.prompts import Conversation, check_prefill, check_tools
+from radixserve.api.reading import Message, Reader, delta_of
+from radixserve.messages import TokenLogprobs
 
 
 class ChatFields(GenerationFields, frozen=True, kw_only=True):
@@ -55,6 +55,16 @@ class ChatFields(GenerationFields, frozen=True, kw_only=True):
             add_special_tokens=self.add_special_tokens is not False,
         )
 
+    @property
+    def asked(self) -> Asked:
+        return Asked(
+            conversation=self.conversation,
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            several=self.parallel_tool_calls is not False,
+            top_logprobs=(self.top_logprobs or 0) if self.logprobs else -1,
+        )
+
 
 def routes(front: Front) -> APIRouter:
     router = APIRouter()
@@ -84,35 +94,6 @@ def check_chat(front: Front, fields: ChatFields) -> None:
     check_tools(fields.tools)
 
 
-class Prepared(Struct, frozen=True):
-    """A request, ready to be submitted."""
-
-    prompt: ChatPrompt
-    sampling: Sampling
-    reading: Reading
-
-
-async def prepare(front: Front, fields: ChatFields) -> Prepared:
-    """Renders, encodes and judges in a thread. Raises ApiError or InvalidRequest (400)."""
-    ready = front.ready()
-    return await front.in_thread(lambda: _prepare(front, fields, ready))
-
-
-def _prepare(front: Front, fields: ChatFields, ready: Ready) -> Prepared:
-    several = fields.parallel_tool_calls is not False
-    choice = read_choice(fields.tools, fields.tool_choice, several)
-    reading = make_reading(front, choice)
-    top_logprobs = (fields.top_logprobs or 0) if fields.logprobs else -1
-    sampling = make_sampling(fields, ready, front.vocabulary, top_logprobs)
-    if reading.grammar:
-        if sampling.grammar:
-            text = "tool_choice and a format of the answer exclude each other"
-            raise ApiError(400, text, param="tool_choice")
-        sampling = msgspec.structs.replace(sampling, grammar=reading.grammar)
-    prompt = chat_prompt(front, fields.conversation, ready, kept_tokens(fields, ready))
-    return Prepared(prompt, sampling, reading)
-
-
 class _Chat:
     """One request."""
 
@@ -125,7 +106,7 @@ class _Chat:
     async def _begin(self) -> tuple[Generation, list[Reader]]:
         """The generation, and who reads each of its choices."""
         front, fields = self._front, self._fields
-        ready = await prepare(front, fields)
+        ready = await prepare(front, fields, fields.asked)
         generation = Generation(
             front,
             "chatcmpl",

@@ -6,7 +6,7 @@ cancelled at once, which aborts its requests. A client that stops reading is dro
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ import msgspec
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from radixserve.api.errors import EXPECTED, as_api_error
+from radixserve.api.errors import EXPECTED, ApiError, as_api_error
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +24,15 @@ STALL_SECONDS = 60.0  # a client that takes nothing for so long is dropped
 DONE = b"data: [DONE]\n\n"
 
 
-def event(content: object) -> bytes:
-    """`content`, a Struct or plain data, as one event."""
-    return b"data: " + msgspec.json.encode(content) + b"\n\n"
+def event(content: object, name: str = "") -> bytes:
+    """`content`, a Struct or plain data, as one event; with its name if it has one."""
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + msgspec.json.encode(content) + b"\n\n"
+
+
+def plain_fault(error: ApiError) -> bytes:
+    """An error as an event, as OpenAI's streams tell it."""
+    return event(error.body)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
@@ -59,15 +65,20 @@ class EventStream(Response):
     """Sends what an async generator yields. Its work begins when the response does.
 
     The headers wait for the first event, so an error before it is answered with its own status.
-    An error after it becomes an event, and the stream ends without `[DONE]`.
+    An error after it becomes an event, made by `fault`, and the stream ends with it.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        fault: Callable[[ApiError], bytes] = plain_fault,
+    ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
+        self._fault = fault
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await while_connected(receive, self._send_all(send))
@@ -86,7 +97,7 @@ class EventStream(Response):
             except Exception as error:
                 if not isinstance(error, EXPECTED):
                     log.exception("a stream failed")
-                await self._send(send, event(as_api_error(error).body))
+                await self._send(send, self._fault(as_api_error(error)))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _start(self, send: Send) -> None:

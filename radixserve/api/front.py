@@ -111,4 +111,6 @@ def _told(config: Config) -> dict[str, Any]:
 
 
 def new_id(prefix: str) -> str:
-    return f"{prefix}-{secrets.token_hex(12)}"
+    """A dash follows a prefix that does not end in `_`."""
+    dash = "" if prefix.endswith("_") else "-"
+    return f"{prefix}{dash}{secrets.token_hex(12)}"

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from radixserve.api.access import record_of
-from radixserve.api.chat import ChatFields, check_chat, prepare
+from radixserve.api.chat import ChatFields, check_chat
 from radixserve.api.completions import (
     CompletionFields,
     check_completion,
@@ -21,6 +21,7 @@ from radixserve.api.errors import json_response
 from radixserve.api.fields import GenerationFields, answer_limit
 from radixserve.api.front import Front, new_id
 from radixserve.api.openapi import takes
+from radixserve.api.prepare import prepare
 from radixserve.messages import Sampling
 
 
@@ -32,7 +33,7 @@ def routes(front: Front) -> APIRouter:
         """The tokens of a conversation and the sampling, without an answer."""
         fields = await front.parser.read(request, ChatFields)
         check_chat(front, fields)
-        ready = await prepare(front, fields)
+        ready = await prepare(front, fields, fields.asked)
         tokens = ready.prompt.tokens
         record_of(request).prompt_tokens = len(tokens)
         return json_response(_rendered(front, "chatcmpl", fields, tokens, ready.sampling))
