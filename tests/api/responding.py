@@ -77,9 +77,9 @@ def same_but_status(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**item, "status": SAME} for item in items]
 
 
-async def both(server: Server, text: str, **fields: Any) -> tuple[dict[str, Any], list[Any]]:
+async def both(server: Server, said: str, /, **fields: Any) -> tuple[dict[str, Any], list[Any]]:
     """What a model's text becomes, whole and streamed, both checked to say the same."""
-    server.say(text)
+    server.say(said)
     async with server.client() as client:
         whole = await respond(client, **fields)
         events = await stream(client, **fields)

@@ -10,6 +10,7 @@ import pytest
 
 from radixserve.api.chat import ChatFields
 from radixserve.api.completions import CompletionFields
+from radixserve.api.responses.fields import ResponseFields
 from tests.api.fakes import Server
 from tests.api.test_server import all_routes
 
@@ -54,7 +55,7 @@ async def test_every_operation_says_what_it_takes_and_how_it_fails(folder: Path)
                 "$ref": "#/components/schemas/ErrorBody"
             }
             assert "422" not in operation["responses"]
-            takes_nothing = path in ("/flush_cache", "/reset_prefix_cache")
+            takes_nothing = path in ("/flush_cache", "/reset_prefix_cache") or "cancel" in path
             assert ("requestBody" in operation) == (verb == "post" and not takes_nothing), path
     assert len(ids) == sum(len(operations) for operations in document["paths"].values())
 
@@ -65,7 +66,7 @@ async def test_all_references_lead_somewhere(folder: Path) -> None:
     names = set(re.findall(r'"\$ref":"#/components/schemas/([^"]+)"', text))
     assert names <= document["components"]["schemas"].keys()
     assert "$defs" not in text and "x-schemas" not in text
-    for kind in (ChatFields, CompletionFields):
+    for kind in (ChatFields, CompletionFields, ResponseFields):
         properties = document["components"]["schemas"][kind.__name__]["properties"]
         assert properties.keys() == {f.encode_name for f in msgspec.structs.fields(kind)}
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]

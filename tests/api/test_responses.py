@@ -1,5 +1,6 @@
 """`/v1/responses`: answers as items and events, whole and streamed."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -255,8 +256,6 @@ async def test_an_aborted_request_has_failed(server: Server) -> None:
 
 
 async def _aborted(server: Server, client: httpx.AsyncClient) -> list[Any]:
-    import asyncio
-
     task = asyncio.create_task(stream(client))
     while not server.scheduler.submits:
         await asyncio.sleep(0.01)
@@ -265,7 +264,7 @@ async def _aborted(server: Server, client: httpx.AsyncClient) -> list[Any]:
     return await task
 
 
-async def test_a_deleted_key_asks_for_the_key(folder: Path) -> None:
+async def test_stored_responses_ask_for_the_key(folder: Path) -> None:
     async with Server(folder, api_key="k").client() as client:
         for method in ("GET", "DELETE"):
             got = await client.request(method, f"{RESPONSES}/resp_1")
