@@ -47,7 +47,9 @@ def test_branches_hit_what_they_go_on_from(server: Server) -> None:
 
 def test_a_forced_call_and_its_result(server: Server) -> None:
     with client(server) as api:
-        asked: Any = {"input": "Go.", "tools": [GO], "tool_choice": "required"}
+        model = api.models.list().data[0].id
+        asked: Any = {"model": model, "input": "Go.", "tools": [GO], "tool_choice": "required"}
+        asked["parallel_tool_calls"] = False
         whole = api.responses.create(**asked, temperature=0)
         with api.responses.stream(**asked, temperature=0) as stream:
             streamed = stream.get_final_response()
@@ -63,11 +65,14 @@ def test_a_forced_call_and_its_result(server: Server) -> None:
 
 
 def test_stream_and_whole_answer_agree(server: Server) -> None:
-    asked: Any = {"input": TEXT, "temperature": 0, "max_output_tokens": 24}
     with client(server) as api:
+        model = api.models.list().data[0].id
+        asked: Any = {"model": model, "input": TEXT, "temperature": 0, "max_output_tokens": 24}
         whole = api.responses.create(**asked)
+        text = ""
         with api.responses.stream(**asked) as stream:
-            text = "".join(e.delta for e in stream if e.type == "response.output_text.delta")
-            final = stream.get_final_response()
-    assert text == final.output_text == whole.output_text != ""
-    assert final.status == whole.status
+            for event in stream:
+                text += event.delta if event.type == "response.output_text.delta" else ""
+    assert event.type in ("response.completed", "response.incomplete")
+    assert text == event.response.output_text == whole.output_text != ""
+    assert event.response.status == whole.status
