@@ -61,6 +61,7 @@ async def test_what_is_stored_is_read_again(server: Server) -> None:
         made = await respond(client, "one", metadata={"k": "v"})
         path = f"{RESPONSES}/{made['id']}"
         assert (await client.get(path)).json() == made
+        assert (await client.head(path)).status_code == 200
         (item,) = (await client.get(f"{path}/input_items")).json()["data"]
         assert (item["role"], item["content"][0]["text"]) == ("user", "one")
         cancelled = await client.post(f"{path}/cancel")

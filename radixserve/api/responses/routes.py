@@ -9,7 +9,7 @@ from radixserve.api.errors import ApiError, json_response
 from radixserve.api.events import EventStream, answer_while_connected
 from radixserve.api.fields import check_fields
 from radixserve.api.front import Front
-from radixserve.api.openapi import takes
+from radixserve.api.openapi import probe, takes
 from radixserve.api.responses.fields import ResponseFields, check_response, with_format
 from radixserve.api.responses.items import read_items
 from radixserve.api.responses.respond import Given, Responder
@@ -55,7 +55,7 @@ def _add_stored(router: APIRouter, front: Front, store: ResponseStore) -> None:
             raise _missing(key)
         return stored
 
-    @router.get(STORED)
+    @probe(router, STORED)
     async def retrieve_response(request: Request, key: str) -> Response:
         """A stored response."""
         if request.query_params.get("stream", "false").lower() == "true":
@@ -69,7 +69,7 @@ def _add_stored(router: APIRouter, front: Front, store: ResponseStore) -> None:
             raise _missing(key)
         return json_response({"id": f"resp_{key}", "object": "response", "deleted": True})
 
-    @router.get(f"{STORED}/input_items")
+    @probe(router, f"{STORED}/input_items")
     async def list_input_items(request: Request, key: str) -> Response:
         """The input items of a stored response, without those of the ones that it continues."""
         return json_response(_listed(find(key).own_input, dict(request.query_params)))
