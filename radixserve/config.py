@@ -47,6 +47,10 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             ge=0,
         ),
     ] = 0
+    max_stored_responses: Annotated[
+        int,
+        Meta(description="answers of /v1/responses kept to be continued, 256 MiB at most", ge=0),
+    ] = 1024
     max_body_bytes: Annotated[
         int, Meta(description="longest request body; longer ones get 413", ge=1)
     ] = 64 << 20

@@ -25,6 +25,7 @@ from radixserve.api.anthropic import messages
 from radixserve.api.anthropic.errors import error_body
 from radixserve.api.errors import ApiError, answer_errors
 from radixserve.api.front import Front
+from radixserve.api.responses import routes as responses
 
 KEY_HEADER = "x-api-key"
 
@@ -64,7 +65,9 @@ def create_app(front: Front) -> FastAPI:
     answer_errors(app, {messages.PATH: error_body})
     _add_middleware(app, front.config.cors_origins)
     guarded = APIRouter(dependencies=_key_asked(front.config.api_key), responses=openapi.FAULTS)
-    surfaces = (chat, completions, messages, render, tokenization, models, control)
+    surfaces = (
+        chat, completions, responses, messages, render, tokenization, models, control
+    )  # fmt: skip
     for router in (*(surface.routes(front) for surface in surfaces), server.guarded_routes(front)):
         guarded.include_router(router)
     app.include_router(guarded)

@@ -19,6 +19,7 @@ from radixserve.api.chat import ChatFields
 from radixserve.api.completions import CompletionFields
 from radixserve.api.control import AbortFields
 from radixserve.api.openapi import document
+from radixserve.api.responses.fields import ResponseFields
 from radixserve.api.tokenization import DetokenizeFields, TokenizeFields
 from tests.api.fakes import Server
 from tests.api.sending import CHAT, COMPLETIONS, COUNT, MESSAGES, fault_of
@@ -28,6 +29,7 @@ KINDS = {
     COMPLETIONS: CompletionFields,
     MESSAGES: MessagesFields,
     COUNT: PromptFields,
+    "/v1/responses": ResponseFields,
     f"{CHAT}/render": ChatFields,
     f"{COMPLETIONS}/render": CompletionFields,
     "/tokenize": TokenizeFields,
@@ -95,6 +97,22 @@ MESSAGE = st.fixed_dictionaries(
         "reasoning_content": VALUE,
     },
 )
+ITEM = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(
+            ["message", "function_call", "function_call_output", "reasoning", "item_reference", 1]
+        ),
+        "role": st.sampled_from(["user", "assistant", "system", "developer", "x", 1]),
+        "content": st.one_of(
+            TEXT, VALUE, st.lists(st.fixed_dictionaries({"type": TEXT, "text": TEXT}), max_size=2)
+        ),
+        **dict.fromkeys(
+            ["id", "call_id", "name", "arguments", "output", "summary", "namespace"],
+            st.one_of(TEXT, VALUE),
+        ),
+    },
+)
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 RIGHT: dict[str, st.SearchStrategy[Any]] = {
     "messages": st.lists(
@@ -103,6 +121,14 @@ RIGHT: dict[str, st.SearchStrategy[Any]] = {
         max_size=3,
     ),
     "prompt": st.one_of(WORDS, st.lists(st.integers(0, 409), min_size=1, max_size=5)),
+    "input": st.one_of(
+        WORDS,
+        st.lists(
+            st.fixed_dictionaries({"role": st.sampled_from(["user", "system"]), "content": WORDS}),
+            min_size=1,
+            max_size=3,
+        ),
+    ),
     "tokens": st.lists(st.integers(0, 409), max_size=5),
     "tools": st.lists(
         st.fixed_dictionaries({"type": st.just("function"), "function": st.just({"name": "f"})}),
@@ -121,7 +147,7 @@ RIGHT: dict[str, st.SearchStrategy[Any]] = {
     "skip_special_tokens": st.booleans(),
     "truncate_prompt_tokens": st.integers(1, 9),
 }
-NEEDED = ("messages", "prompt", "tokens", "request_id")
+NEEDED = ("messages", "prompt", "input", "tokens", "request_id")
 
 
 @st.composite
@@ -131,6 +157,8 @@ def bodies(draw: st.DrawFn, kind: type[msgspec.Struct]) -> bytes:
     chosen = [n for n in names if n in RIGHT and (n in NEEDED or draw(st.booleans()))]
     if kind is TokenizeFields:
         chosen.remove(draw(st.sampled_from(["messages", "prompt"])))
+    if kind is ResponseFields:
+        chosen.remove("prompt")  # is of another kind there, and refused
     fields = {name: draw(RIGHT[name]) for name in chosen}
     if draw(st.booleans()):
         for name in draw(st.lists(st.sampled_from([*names, *UNSUPPORTED]), max_size=3)):
@@ -138,6 +166,8 @@ def bodies(draw: st.DrawFn, kind: type[msgspec.Struct]) -> bytes:
         fields[draw(TEXT)] = draw(VALUE)
         if "messages" in fields and draw(st.booleans()):
             fields["messages"] = draw(st.lists(MESSAGE, max_size=3))
+        if "input" in fields and draw(st.booleans()):
+            fields["input"] = draw(st.lists(ITEM, max_size=3))
     fields.setdefault("max_tokens", 2)
     text = json.dumps(fields, ensure_ascii=draw(st.booleans()))
     return text.encode("utf-8", "surrogatepass")

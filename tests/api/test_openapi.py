@@ -11,6 +11,7 @@ import pytest
 from radixserve.api.anthropic.fields import MessagesFields, PromptFields
 from radixserve.api.chat import ChatFields
 from radixserve.api.completions import CompletionFields
+from radixserve.api.responses.fields import ResponseFields
 from tests.api.fakes import Server
 from tests.api.sending import COUNT, MESSAGES
 from tests.api.test_server import all_routes
@@ -57,7 +58,7 @@ async def test_every_operation_says_what_it_takes_and_how_it_fails(folder: Path)
                 "$ref": f"#/components/schemas/{name}"
             }
             assert "422" not in operation["responses"]
-            takes_nothing = path in ("/flush_cache", "/reset_prefix_cache")
+            takes_nothing = path in ("/flush_cache", "/reset_prefix_cache") or "cancel" in path
             assert ("requestBody" in operation) == (verb == "post" and not takes_nothing), path
     assert len(ids) == sum(len(operations) for operations in document["paths"].values())
 
@@ -68,7 +69,7 @@ async def test_all_references_lead_somewhere(folder: Path) -> None:
     names = set(re.findall(r'"\$ref":"#/components/schemas/([^"]+)"', text))
     assert names <= document["components"]["schemas"].keys()
     assert "$defs" not in text and "x-schemas" not in text
-    for kind in (ChatFields, CompletionFields, MessagesFields, PromptFields):
+    for kind in (ChatFields, CompletionFields, MessagesFields, PromptFields, ResponseFields):
         properties = document["components"]["schemas"][kind.__name__]["properties"]
         assert properties.keys() == {f.encode_name for f in msgspec.structs.fields(kind)}
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]
