@@ -52,8 +52,14 @@ class AttentionTiles:
     tile: Tile
 
     def uniform(self) -> "AttentionTiles":
-        """The same without narrow tiles, whose matrix instructions are others on some chips."""
-        return replace(self, narrow=self.wide)
+        """The same with one kind of matrix instruction: no narrow tiles, and the others alike.
+
+        From UNIFORM_M rows on chips have their large instructions, below it smaller ones.
+        """
+        wide, tile = self.wide, self.tile
+        if (wide.block_m >= UNIFORM_M) != (tile.block_m >= UNIFORM_M):
+            wide = tile = min(wide, tile, key=lambda form: form.block_m)
+        return replace(self, narrow=wide, wide=wide, tile=tile)
 
 
 @dataclass(frozen=True)

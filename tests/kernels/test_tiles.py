@@ -184,3 +184,16 @@ def test_other_devices(monkeypatch):
         tiles._amd_chip("gfx90a")
     with pytest.raises(ValueError, match=r"capability 7\.5"):
         tiles._nvidia_chip(7, 5)
+
+
+@pytest.mark.parametrize("chip", tiles.CHIPS)
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+@pytest.mark.parametrize(("itemsize", "kv_itemsize"), [(2, 2), (2, 1), (4, 4), (4, 1)])
+def test_uniform_tiles_are_of_one_kind_and_keep_the_order(chip, head_size, itemsize, kv_itemsize):
+    given = tiles.attention_tiles(chip, itemsize, head_size, 4, 16, kv_itemsize)
+    uniform = given.uniform()
+    forms = (uniform.narrow, uniform.wide, uniform.tile)
+    assert len({form.block_m >= tiles.UNIFORM_M for form in forms}) == 1
+    assert uniform.narrow == uniform.wide
+    assert {form.block_n for form in forms} == {given.wide.block_n}
+    assert (uniform.chunk, uniform.split_tokens) == (given.chunk, given.split_tokens)
