@@ -34,7 +34,7 @@ def test_every_shape_that_the_kernels_take_has_tiles_with_one_step(chip):
         forms = (found.narrow, found.wide, found.tile)
         assert {form.block_n for form in forms} == {found.tile.block_n}
         assert all(group <= form.block_m for form in forms)
-        assert found.narrow.block_m <= found.wide.block_m <= found.tile.block_m
+        assert found.narrow.block_m <= min(found.wide.block_m, found.tile.block_m)
         assert found.chunk % found.tile.block_n == 0
 
 
