@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from radixserve.messages import Admit, Sampling
 from radixserve.messages import pack as pack_ids
-from radixserve.worker import edits as worker_edits
-from radixserve.worker.slots import Slots
+from radixserve.worker.sampling import edits as worker_edits
+from radixserve.worker.sampling.state import state_of
 from radixserve_kernels import reference, reference_sampling
 from radixserve_kernels.edit_logits import edit_logits
 from radixserve_kernels.sampling_params import COLUMNS, TILE, Params, pack, pack_edits
@@ -60,7 +60,7 @@ def test_more_edits_than_are_looked_through_at_once(device):
 
 
 def test_the_worker_edits_alike(device):
-    vocab, slots = 600, Slots(3, 1)
+    vocab = 600
     samplings = [
         Sampling(1, repetition_penalty=1.3, frequency_penalty=0.37, presence_penalty=0.1),
         Sampling(2, logit_bias=((5, 0.1), (7, -3.3), (5, 0.2)), min_tokens=9, stop_ids=(5, 11)),
@@ -72,8 +72,8 @@ def test_the_worker_edits_alike(device):
         counts[:, token] |= 1
     for token in answer:
         counts[:, token] += 2
-    for slot, sampling in enumerate(samplings):
-        slots.admit(Admit(slot, sampling, pack_ids(prompt + answer), len(prompt)))
+    history = pack_ids(prompt + answer)
+    states = [state_of(Admit(0, sampling, history, len(prompt))) for sampling in samplings]
     made = step(
         logits_of(3, vocab),
         [
@@ -91,7 +91,7 @@ def test_the_worker_edits_alike(device):
     )
     made.counts = counts.to(device)
     expected = made.logits.clone()
-    worker_edits.edit_logits(expected, [slots[row] for row in range(3)])
+    worker_edits.edit_logits(expected, states)
     made.edit(edit_logits)
     assert torch.equal(made.logits, expected)
 

@@ -1,6 +1,7 @@
 """sample against its twin and the worker's own sampler: draws, ties, lost rows, records."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixserve.messages import Admit, Sampling
-from radixserve.worker import sampling as worker_sampling
-from radixserve.worker.slots import Slots
+from radixserve.worker.sampling import Grammars
+from radixserve.worker.sampling.torch_sampler import TorchSampler
+from radixserve.worker.sampling.torch_sampler import uniform as worker_uniform
 from radixserve_kernels import reference
 from radixserve_kernels import sample as kernel
 from radixserve_kernels.edit_logits import edit_logits
@@ -95,9 +97,11 @@ def test_the_worker_draws_alike(device):
         Sampling(seed=6, top_p=0.0),
         Sampling(seed=7, top_k=5000, temperature=40.0),
     ]
-    slots = Slots(len(samplings), 1)
+    slots = range(len(samplings))
+    cpu = torch.device("cpu")
+    worker = TorchSampler(len(samplings), 600, cpu, Grammars(Path(), 600, ()))
     for slot, sampling in enumerate(samplings):
-        slots.admit(Admit(slot, sampling))
+        worker.admit(Admit(slot, sampling))
     names = ("seed", "temperature", "top_k", "top_p", "min_p")
     for position in range(6):
         rows = [
@@ -105,13 +109,9 @@ def test_the_worker_draws_alike(device):
             for s in samplings
         ]
         made = step(logits_of(len(rows), 600, position), rows, device)
-        expected, _ = worker_sampling.sample(
-            made.logits.clone(),
-            [slots[row] for row in range(len(rows))],
-            [position] * len(rows),
-        )
+        logits = made.logits.to(cpu, copy=True)
+        wanted = worker.sample(logits, slots, [position] * len(rows)).tokens.to(device)
         tokens = made.choose(edit_logits, sample)
-        wanted = torch.tensor(expected, device=device)
         assert_same_draws(tokens, wanted, made.logits, made.params)
 
 
@@ -129,7 +129,7 @@ def test_uniform_numbers_equal_the_workers_bit_for_bit(device):
     out = torch.zeros(300, dtype=torch.float64, device=device)
     on_device = (torch.from_numpy(a).to(device) for a in (seeds, positions))
     uniform_kernel[(300,)](*on_device, out)
-    expected = worker_sampling.uniform(seeds.tolist(), positions.tolist())
+    expected = worker_uniform(seeds.tolist(), positions.tolist())
     assert out.tolist() == expected.tolist()
 
 
