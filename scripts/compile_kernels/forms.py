@@ -1,7 +1,7 @@
 """What is compiled: one line in `FORMS` for each form of each kernel, as the engine launches it."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -218,6 +218,7 @@ def choice(variant: Variant, chip: str) -> Launch:
 
 
 ATTENTION = tuple(VALUES)
+POINTLESS = ("fp32", "fp8")  # dtype and kv: float32 is for comparisons, 8 bits beside it for nobody
 WRITES = ("dtype", "head_size", "page_size", "kv")
 FORMS = {
     "narrow": Form(partial(attention, form="narrow"), ATTENTION),
@@ -256,7 +257,14 @@ def everything() -> Iterator[Variant]:
         yield variant
     for name, form in FORMS.items():
         for row in pairwise({key: VALUES[key] for key in form.dimensions}):
-            variant = Variant(name, kv_heads=2, **row)
-            if variant not in seen:
-                seen.add(variant)
-                yield variant
+            for variant in _sensible(Variant(name, kv_heads=2, **row)):
+                if variant not in seen:
+                    seen.add(variant)
+                    yield variant
+
+
+def _sensible(variant: Variant) -> tuple[Variant, ...]:
+    """The variant, or two that have its other pairs of values."""
+    if (variant.dtype, variant.kv) != POINTLESS:
+        return (variant,)
+    return replace(variant, kv="same"), replace(variant, dtype="bf16")

@@ -127,7 +127,8 @@ def test_every_pair_of_values_is_in_a_variant_of_every_form():
     for name, form in forms.FORMS.items():
         for one, other in itertools.combinations(form.dimensions, 2):
             met = {(getattr(v, one), getattr(v, other)) for v in variants if v.form == name}
-            assert met >= set(itertools.product(forms.VALUES[one], forms.VALUES[other]))
+            wanted = set(itertools.product(forms.VALUES[one], forms.VALUES[other]))
+            assert met >= wanted - {forms.POINTLESS}
 
 
 @settings(max_examples=50, deadline=None)
