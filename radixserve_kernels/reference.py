@@ -30,12 +30,15 @@ def paged_attention(
     positions: torch.Tensor,
     token_slot: torch.Tensor,
     options: Options,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Causal attention of new tokens over the tokens of their rows; returns [T, Hq, D] like q.
 
     Arguments as in `radixserve_kernels.paged_attention`, but who computes what: token_slot [T] is
-    the row of `page_table` that a token belongs to. An fp8 cache is given `dequantised`.
+    the row of `page_table` that a token belongs to.
     """
+    if scales is not None:
+        k_cache, v_cache = dequantised(k_cache, scales[0]), dequantised(v_cache, scales[1])
     group = q.shape[1] // k_cache.shape[2]
     page_size = k_cache.shape[1]
     out = torch.empty_like(q)

@@ -47,13 +47,11 @@ class PagedRows:
         step = self.step(requests)
         options = options or Options(step.q.shape[2] ** -0.5)
         caches = [self.k_cache, self.v_cache]
-        if self.scales is not None:
-            caches = [
-                reference.dequantised(*pair) for pair in zip(caches, self.scales, strict=True)
-            ]
+        if self.scales is None:
+            caches = [cache.double() for cache in caches]
         return reference.paged_attention(
-            step.q.double(), *(cache.double() for cache in caches),
-            step.table, step.positions, step.token_slot, options,
+            step.q.double(), *caches, step.table, step.positions, step.token_slot, options,
+            self.scales,
         ).split(step.news)  # fmt: skip
 
     def share(self, row, other, pages):
