@@ -27,6 +27,7 @@ from radixserve.channel import Inbox, Outbox
 from radixserve.config import Config, cache_home, parse, worker_environment
 from radixserve.messages import Failed, Started, Stop, ToLaunch
 from radixserve.models.hub import resolve, served_name
+from radixserve.parsing.formats import FORMATS
 from radixserve.scheduler.order import ORDERS
 
 log = logging.getLogger("radixserve")
@@ -39,7 +40,13 @@ CHILDREN = {  # in the order in which they are stopped
 PREFIX = "radixserve-"
 WATCH = 0.1  # seconds between two looks at the children
 GRACE = 5.0  # seconds in which a child that was told to stop may end by itself
-FLAGS = {"schedule_policy": tuple(ORDERS), "radix_eviction_policy": tuple(POLICIES)}
+PARSERS = ("auto", "none", *FORMATS)
+FLAGS = {
+    "schedule_policy": tuple(ORDERS),
+    "radix_eviction_policy": tuple(POLICIES),
+    "tool_call_parser": PARSERS,
+    "reasoning_parser": PARSERS,
+}
 
 
 class Supervisor:

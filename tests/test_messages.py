@@ -11,6 +11,7 @@ import pytest
 from radixserve import messages
 from radixserve.channel import Inbox, Outbox
 from radixserve.config import CHOICES, PARTS, Config, fields_of, flag, parse
+from radixserve.launch import FLAGS
 from radixserve.messages import Namespace, Sampling, TokenLogprobs, pack, unpack
 
 INBOXES = {
@@ -114,3 +115,11 @@ def test_wrong_settings_end_with_a_message(
         parse(argv, {})
     assert end.value.code == 2
     assert argv[0] in capsys.readouterr().err.splitlines()[-1], "the message names the flag"
+
+
+@pytest.mark.parametrize("name", ["tool-call-parser", "reasoning-parser", "schedule-policy"])
+def test_a_name_that_does_not_exist_is_refused(name, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        parse([f"--{name}", "no-such"], FLAGS)
+    assert f"argument --{name}: invalid choice: 'no-such'" in capsys.readouterr().err
+    assert parse(["--tool-call-parser", "hermes"], FLAGS).server.tool_call_parser == "hermes"

@@ -1,6 +1,6 @@
 """One HTTP request's answers from the engine: n choices for each of its prompts.
 
-Shared by the chat and the completions surface: makes the `Submit`s, decodes what comes back, counts
+Shared by all surfaces: makes the `Submit`s, decodes what comes back, counts
 usage. Leaving `pieces` early aborts what still runs.
 """
 

@@ -122,3 +122,15 @@ def test_log_probabilities_are_of_the_model_not_of_the_grammar(sampler):
     sampled = sampler.sample(logits, [0], [1])
     (entry,) = sampled.logprobs.messages(1)
     assert entry.top[0][0] == 77 != sampled.tokens.item()
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_tokenizer_that_cannot_be_read_bars_one_row_alone(name, tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    sampler = SAMPLERS[name](2, VOCAB_SIZE, CPU, Grammars(tmp_path, VOCAB_SIZE, ()))
+    admit(sampler, 0, AB)
+    admit(sampler, 1, "", temperature=0.0)
+    for position in (1, 2):
+        logits = torch.zeros(2, VOCAB_SIZE)
+        logits[1, 9] = 5.0
+        assert sampler.sample(logits, [0, 1], [position] * 2).tokens.tolist() == [-2, 9]

@@ -47,7 +47,7 @@ class TorchPaged:
         return None
 
     def bind_fixed(self, batch: Batch, tensors: Mapping[str, torch.Tensor]) -> Attend:
-        raise NotImplementedError("the torch backend has no fixed shapes")
+        raise AssertionError("the torch backend has no fixed shapes to bind")
 
     def attend(self, host: HostBatch, batch: Batch, repeats: Repeats | None) -> Attend:
         """What `TorchPlan.bind` gives."""

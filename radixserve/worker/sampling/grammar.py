@@ -6,6 +6,7 @@ the samplers. A row's mask depends on the token it chose last, so the host looks
 but only once the next step's forward pass is enqueued: the device computes meanwhile.
 """
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from radixserve.messages import Admit
 from radixserve.worker.upload import upload
+
+log = logging.getLogger(__name__)
 
 COMPILE_THREADS = 2
 WORD = 32  # tokens in a word of a mask
@@ -34,17 +37,28 @@ class Grammars:
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
 
     def start(self, grammar: str, answer: Sequence[int]) -> "Future[Any]":
-        """A matcher that has consumed the tokens of `answer`, when it is ready."""
+        """A matcher that has consumed the tokens of `answer`, when it is ready.
+
+        None if there can be none: a tokenizer that llguidance cannot read costs one request its
+        answer, and not all of them the worker.
+        """
         return self._pool.submit(self._compile, grammar, list(answer))
 
     def _compile(self, grammar: str, answer: list[int]) -> Any:
+        try:
+            return self._matcher(grammar, answer)
+        except Exception:
+            log.exception("no grammar can be followed with %s", self._file)
+            return None
+
+    def _matcher(self, grammar: str, answer: list[int]) -> Any:
         import llguidance  # not needed by who has no such requests
 
         if self._tokenizer is None:
             self._tokenizer = llguidance.LLTokenizer(
                 self._file.read_text(encoding="utf-8"),
                 n_vocab=self.vocab_size,
-                eos_token=self._eos_ids,
+                eos_token=self._eos_ids or None,
             )
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
         matcher.consume_tokens(answer)
@@ -127,15 +141,16 @@ class GrammarRows:
             if arrived is not None:
                 arrived.synchronize()
             values = tokens.tolist()
-            for row, (matcher, stop_ids) in rows:
-                if values[row] >= 0 and values[row] not in stop_ids:
-                    matcher.result().consume_token(values[row])
+            for row, (compiled, stop_ids) in rows:
+                matcher = compiled.result()
+                if matcher is not None and values[row] >= 0 and values[row] not in stop_ids:
+                    matcher.consume_token(values[row])
         self._chosen.clear()
 
     def _fill(self, mask: np.ndarray, followed: Followed) -> None:
         """The tokens that may come next; none if the grammar does not compile, or is at an end."""
         matcher = followed.matcher.result()
-        if matcher.is_error():
+        if matcher is None or matcher.is_error():
             return
         found = np.frombuffer(matcher.compute_bitmask(), dtype=np.int32)[: len(mask)]
         mask[:] = found
