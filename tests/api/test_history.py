@@ -121,6 +121,10 @@ def without_reasoning(message: Message) -> Message:
     return {key: value for key, value in message.items() if key != "reasoning_content"}
 
 
+def with_empty_reasoning(message: Message) -> Message:
+    return message | {"reasoning_content": ""}
+
+
 def in_parts(message: Message) -> Message:
     return message | {"content": [{"type": "text", "text": message["content"] or ""}]}
 
@@ -143,6 +147,7 @@ CHANGES = [
     as_it_is,
     reserialised,
     without_reasoning,
+    with_empty_reasoning,
     in_parts,
     stripped,
     by_its_other_name,
@@ -287,6 +292,47 @@ async def test_reasoning_gives_way_where_there_is_no_room(serve: Callable[..., S
         await answer(client, CHAT, messages=[hi])
         await answer(client, CHAT, messages=history, max_tokens=1)
     assert "hm" not in server.prompt and len(prompt(server)) < 256
+
+
+async def test_a_last_message_that_goes_on_leaves_earlier_ones_whole(
+    serve: Callable[..., Server],
+) -> None:
+    server = serve()
+    ids = said(server, ANSWERS["thoughts"])
+    hi: Message = {"role": "user", "content": "hi"}
+    begun = {"role": "assistant", "content": "And so"}
+    async with server.client() as client:
+        await answer(client, CHAT, messages=[hi])
+        first = prompt(server)
+        messages = [hi, {"role": "assistant", "content": "one"}, hi, begun]
+        options = {"continue_final_message": True, "add_generation_prompt": False}
+        await answer(client, CHAT, messages=messages, **options)
+    assert prompt(server)[: len(first) + len(ids)] == [*first, *ids]
+    assert server.prompt.endswith("And so")
+
+
+async def test_sentencepiece_spaces(tmp_path: Path) -> None:
+    """As Llama 2: words begin with a space that texts do not have; no header, no line breaks."""
+    folder = folders.sentencepiece(tmp_path)
+    path = tmp_path / "template.jinja"
+    path.write_text(
+        "{% for m in messages %}{% if m.role == 'user' %}<|im_start|> {{ m.content }} <s>"
+        "{% else %} {{ m.content | trim }} <|im_end|>{% endif %}{% endfor %}"
+    )
+    server = Server(folder, chat_template=str(path))
+    vocabulary = server.front.vocabulary
+    hi: Message = {"role": "user", "content": "own fox"}
+    words = vocabulary.encode("Stop here", add_special_tokens=False)
+    server.say([*words, *vocabulary.eos_ids])
+    async with server.client() as client:
+        whole = await answer(client, CHAT, messages=[hi])
+        first = prompt(server)
+        await settled(server)
+        message = whole["choices"][0]["message"]
+        assert message["content"] == "Stop here"
+        await answer(client, CHAT, messages=[hi, message, hi])
+    end = vocabulary.special_tokens["<|im_end|>"]
+    assert prompt(server) == [*first, *words, end, *first[1:]]
 
 
 async def test_anthropic_turns(serve: Callable[..., Server]) -> None:

@@ -69,12 +69,11 @@ class Place(Struct, frozen=True):
 
 
 class Draft(Struct, frozen=True):
-    """A prompt before it is encoded. `restored`: clients had left out reasoning that is in it."""
+    """A prompt before it is encoded."""
 
     text: str
     splices: Sequence[Splice] = ()
     place: Place | None = None
-    restored: bool = False
 
     def parts(self, stop: int | None = None) -> list[str | list[int]]:
         """Text to encode and tokens, in turn; of the text only what stands before `stop`."""
@@ -106,7 +105,7 @@ class Splicer:
         text = rendering.write(whole)
         splices = self._splices(text, turns, whole, rendering)
         place = Place(keys[-1], len(text), digest(text), splices[-1] if splices else None)
-        return Draft(text, splices, place, restored=whole != list(messages))
+        return Draft(text, splices, place)
 
     def _known(self, messages: Messages, keys: Sequence[bytes]) -> dict[int, Turn]:
         """By the index of their messages. Reasoning that came along must be that of the turn."""
@@ -172,8 +171,8 @@ def restored(message: Mapping[str, Any], said: Said) -> dict[str, Any]:
 
 
 def _same_thoughts(message: Mapping[str, Any], said: Said) -> bool:
-    given = message.get("reasoning_content")
-    return given is None or given.strip() == said.reasoning.strip()
+    given = (message.get("reasoning_content") or "").strip()
+    return not given or given == said.reasoning.strip()
 
 
 def common_length(one: str, other: str) -> int:
