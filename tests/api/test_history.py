@@ -239,6 +239,21 @@ async def test_nothing_is_computed_ahead_while_requests_wait(serve: Callable[...
     assert not server.scheduler.ahead
 
 
+async def test_text_that_changed_before_an_answer_stands(serve: Callable[..., Server]) -> None:
+    """A template that prints the first answer anew, in as many characters, two turns later."""
+    late = "{% if messages | length > 3 and loop.index == 2 %}{{ m.content | upper }}{% else %}"
+    server = serve(KEEPS.replace("{{ m.content | trim }}", late + "{{ m.content }}{% endif %}"))
+    messages: list[Message] = []
+    async with server.client() as client:
+        for turn in range(3):
+            said(server, f"a word {turn}")
+            messages.append({"role": "user", "content": "q"})
+            await answer(client, CHAT, messages=messages)
+            await settled(server)
+            messages.append({"role": "assistant", "content": f"a word {turn}"})
+    assert "A WORD 0" in server.prompt and "a word 0" not in server.prompt
+
+
 async def test_salts_do_not_share_thoughts(serve: Callable[..., Server]) -> None:
     server = serve()
     said(server, ANSWERS["thoughts"])
@@ -279,7 +294,7 @@ async def test_an_answer_that_a_limit_cut(text: str, serve: Callable[..., Server
 async def test_an_answer_that_a_stop_string_cut_is_encoded(serve: Callable[..., Server]) -> None:
     server = serve()
     await two_turns(server, "one STOP", as_it_is, stop="STOP")
-    assert "STOP" not in server.prompt
+    assert "STO" not in server.prompt
 
 
 async def test_reasoning_gives_way_where_there_is_no_room(serve: Callable[..., Server]) -> None:
