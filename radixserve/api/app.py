@@ -75,7 +75,7 @@ def create_app(front: Front) -> FastAPI:
         health.routes(front.engine),
         metrics.routes(front.metrics, front.engine),
         server.routes(front),
-        openapi.routes(app),
+        openapi.routes(app, strict=front.config.strict_fields),
     ):
         app.include_router(router, responses=openapi.FAULTS)
     return app

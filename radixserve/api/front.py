@@ -20,6 +20,7 @@ from radixserve.parsing.format import Format
 from radixserve.parsing.formats import FORMATS
 from radixserve.tokenizer.engine import Engine
 from radixserve.tokenizer.templates import ChatTemplate, find_template
+from radixserve.tokenizer.unreadable import UnreadableParts
 from radixserve.tokenizer.vocabulary import Vocabulary
 
 T = TypeVar("T")
@@ -46,7 +47,8 @@ class Front:
         self.format = answer_format(config.server, self.template, self.special_tokens)
         self.model = config.server.served_model_name or folder.name
         self.created = int(time.time())
-        self.parser = BodyParser(config.server.max_body_bytes)
+        self.parser = BodyParser(config.server.max_body_bytes, strict=config.server.strict_fields)
+        self.unreadable = UnreadableParts(replaced=config.server.unreadable_parts == "placeholder")
         self._pool = ThreadPoolExecutor(PROMPT_THREADS, thread_name_prefix="prompt")
 
     @property
@@ -74,6 +76,9 @@ class Front:
         return engine.ready
 
     def check_model(self, name: str | None) -> None:
+        """Raises ApiError 404 for another model, 400 where one must be named and is not."""
+        if name is None and self.config.strict_fields:
+            raise ApiError(400, "model is required", param="model")
         if name is not None and name != self.model:
             raise ApiError(
                 404,

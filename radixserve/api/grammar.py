@@ -13,6 +13,7 @@ from llguidance import LLMatcher
 from msgspec import Struct
 
 from radixserve.api.errors import ApiError
+from radixserve.tokenizer.invalid import shown
 
 MAX_GRAMMAR = 1 << 20  # characters
 MAX_CHOICES = 1000
@@ -124,7 +125,7 @@ def _response_format(wanted: dict[str, Any]) -> tuple[str, Any] | None:
         return "lark", wanted["grammar"]
     raise ApiError(
         400,
-        f"response_format: the type {str(kind)[:50]} is not supported by this server",
+        f"response_format: the type {shown(kind)} is not supported by this server",
         param="response_format",
         code="unsupported_parameter",
     )

@@ -35,7 +35,9 @@ def render(front: Front, chat: Conversation) -> str:
             " or start the server with --chat-template FILE",
             code="no_chat_template",
         )
-    messages = conversation(chat.messages, knows_developer=template.knows_developer)
+    messages = conversation(
+        chat.messages, knows_developer=template.knows_developer, unreadable=front.unreadable
+    )
     if chat.prefill:
         return template.render_prefill(messages, tools=chat.tools, variables=chat.variables)
     return template.render(

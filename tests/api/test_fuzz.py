@@ -223,7 +223,7 @@ def send(server: Server, route: str, body: bytes, kind: str) -> httpx.Response:
 def test_all_routes_with_a_body_are_fuzzed(server: Server) -> None:
     takers = {
         path
-        for path, operations in document(server.app)["paths"].items()
+        for path, operations in document(server.app, strict=False)["paths"].items()
         if "requestBody" in operations.get("post", {})
     }
     assert takers == KINDS.keys()

@@ -79,6 +79,7 @@ class _Asker:
     """Knows the model's template, and which tools of Anthropic's it has said to be left out."""
 
     def __init__(self, front: Front) -> None:
+        self._unreadable = front.unreadable
         self._late_system = front.template is not None and takes_late_system(front.template)
         self._keep_nonces = front.config.keep_known_nonces
         self._left_out: set[str] = set()
@@ -89,7 +90,11 @@ class _Asker:
         for kind in foreign:
             self._leave_out(kind)
         conversation = read_conversation(
-            fields, tools, late_system=self._late_system, keep_nonces=self._keep_nonces
+            fields,
+            tools,
+            self._unreadable,
+            late_system=self._late_system,
+            keep_nonces=self._keep_nonces,
         )
         return Asked(
             conversation=conversation,
