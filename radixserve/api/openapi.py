@@ -99,13 +99,13 @@ def routes(app: FastAPI, *, strict: bool) -> APIRouter:
     router = APIRouter(include_in_schema=False)
     page = files("radixserve").joinpath("web/docs.html").read_bytes()
 
-    @router.get("/openapi.json")
+    @probe(router, "/openapi.json")
     async def openapi() -> Response:
         if app.openapi_schema is None:
             app.openapi_schema = document(app, strict=strict)
         return json_response(app.openapi_schema)
 
-    @router.get("/docs")
+    @probe(router, "/docs")
     async def docs() -> Response:
         return Response(
             page,

@@ -37,7 +37,8 @@ KINDS = {
     "/abort_request": AbortFields,
 }
 PYTHON = re.compile(
-    r"Traceback|\.py\b|Error\(|Exception|NoneType|object at 0x|\bself\b|msgspec|<class"
+    r"Traceback|\.py\b|Error\(|Exception|NoneType|object at 0x|\bself\b|msgspec|<class|codec"
+    r"|`(?:str|int|float|bool|dict|list)\b|of type None"
 )
 SETTINGS = settings(
     max_examples=150,
