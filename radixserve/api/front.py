@@ -12,6 +12,7 @@ import msgspec
 
 from radixserve.api.body import BodyParser
 from radixserve.api.errors import ApiError
+from radixserve.api.judge import GrammarJudge
 from radixserve.api.metrics import Metrics
 from radixserve.config import Config, ServerConfig
 from radixserve.messages import Ready
@@ -49,6 +50,7 @@ class Front:
         self.created = int(time.time())
         self.parser = BodyParser(config.server.max_body_bytes, strict=config.server.strict_fields)
         self.unreadable = UnreadableParts(replaced=config.server.unreadable_parts == "placeholder")
+        self.judge = GrammarJudge()
         self._pool = ThreadPoolExecutor(PROMPT_THREADS, thread_name_prefix="prompt")
 
     @property
@@ -89,6 +91,7 @@ class Front:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self.judge.close()
 
 
 def answer_format(

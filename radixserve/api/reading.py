@@ -99,7 +99,7 @@ def make_reading(front: Front, choice: Choice) -> Reading:
         forced = forced_calls(
             format, choice.tools, several=choice.several, special_tokens=front.special_tokens
         )
-        return Reading(choice, forced.format, judged(forced.grammar, "tools"))
+        return Reading(choice, forced.format, judged(forced.grammar, "tools", front.judge.fault))
     if format is not None and not choice.tools:
         format = _without_calls(format)
     return Reading(choice, format)
