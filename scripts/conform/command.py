@@ -18,9 +18,6 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--url", help="of a server that runs; default: start servers of our own")
     parser.add_argument("--api-key", default="", help="that the server at --url asks for")
-    parser.add_argument(
-        "--model-path", default="", help="model of our own servers; default: the embedded one"
-    )
     parser.add_argument("--port", type=int, default=0, help="of our own servers; default: any")
     parser.add_argument(
         "--suite",
@@ -30,7 +27,10 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         help=f"which to run, by the beginning of its name; of: {', '.join(SUITES)}",
     )
     parser.add_argument("--json", action="store_true", help="a line of JSON for each suite")
-    given = parser.parse_args(argv)
+    parser.epilog = "Flags after -- go to our own servers: -- --model-path FOLDER --num-threads 1"
+    at = argv.index("--") if "--" in argv else len(argv)
+    given = parser.parse_args(argv[:at])
+    given.flags = argv[at + 1 :]
     chosen = [name for name in SUITES if name.startswith(tuple(given.suite))]
     if wrong := [start for start in given.suite if not any(n.startswith(start) for n in SUITES)]:
         parser.error(f"no suite is named {wrong[0]}")
@@ -46,9 +46,9 @@ def target(given: argparse.Namespace, suite: Suite) -> Iterator[Target]:
     if given.url:
         yield found(given.url, given.api_key)
         return
-    model = ("--model-path", given.model_path) if given.model_path else ()
-    print(f"starting a server with {' '.join(suite.flags)}", file=sys.stderr, flush=True)
-    with started((*suite.flags, *model), suite.key, given.port) as server:
+    flags = [*suite.flags, *given.flags]
+    print(f"starting a server with {' '.join(flags)}", file=sys.stderr, flush=True)
+    with started(flags, suite.key, given.port) as server:
         yield server
 
 

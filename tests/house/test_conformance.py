@@ -104,7 +104,7 @@ def test_the_exit_status_tells_of_failures(
 ) -> None:
     asked: list[Sequence[str]] = []
     started_by([Check("a", status, "x")], asked, monkeypatch)
-    assert command.main(["--suite", "fake", "--model-path", "m", "--json"]) == code
+    assert command.main(["--suite", "fake", "--json", "--", "--model-path", "m"]) == code
     assert asked == [["--flag", "--model-path", "m", "secret"]]
     told = json.loads(capsys.readouterr().out)
     assert told["suite"] == "fake" and told["passed"] == (status == PASSED)
