@@ -1,8 +1,9 @@
 """A pytest plugin, loaded into llama.cpp's tests: sends what they ask to the server under test.
 
-llama.cpp serves what it has loaded whatever the request's `model` says, and has its routes with and
-without /v1; its tests count on both. The rest of what they send is left as it is. Tests that
-do not fit are skipped with the reason. Runs in the environment of the suites, without this package.
+llama.cpp serves what it has loaded whatever the request's `model` says, has its routes with and
+without /v1, and capitals in the names of headers, which have none by HTTP; its tests count on all
+three. Nothing else is changed. Tests that do not fit are skipped with the reason. Runs in the
+environment of the suites, without this package.
 """
 
 import json
@@ -27,7 +28,11 @@ def _request(self: Any, method: str, url: str, **options: Any) -> Any:
         options["headers"] = {"authorization": f"Bearer {TOLD['key']}"}
     if isinstance(options.get("json"), dict):
         options["json"] = options["json"] | {"model": TOLD["model"]}
-    return _send(self, method, TOLD["url"] + ("/v1" if path in ROUTES else "") + path, **options)
+    url = TOLD["url"] + ("/v1" if path in ROUTES else "") + path
+    response = _send(self, method, url, **options)
+    named = {name.title(): value for name, value in response.headers.items()}
+    response.headers = type(response.headers)(named)
+    return response
 
 
 class _Client(openai.OpenAI):

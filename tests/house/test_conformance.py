@@ -65,6 +65,8 @@ def test_table_and_json() -> None:
     assert "| one | 1 | 0 | 2 |" in text and "| two | 0 | 1 | 0 |" in text
     assert "failed: two: d: bad" in text and "broken: two: died" in text
     assert "skipped: one: b, c: w" in text
+    many = [Check(name, SKIPPED, "w") for name in "abcd"]
+    assert "skipped: one: 4 checks: w" in table([Report("one", many)])
     assert reports[1].as_json() == {
         "suite": "two",
         "passed": 0,
