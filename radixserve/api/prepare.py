@@ -50,7 +50,7 @@ async def prepare(front: Front, fields: GenerationFields, asked: Asked) -> Prepa
 
 def _prepare(front: Front, fields: GenerationFields, asked: Asked, ready: Ready) -> Prepared:
     reading = make_reading(front, read_choice(asked.tools, asked.tool_choice, asked.several))
-    sampling = make_sampling(fields, ready, front.vocabulary, asked.top_logprobs)
+    sampling = make_sampling(fields, ready, front.vocabulary, asked.top_logprobs, front.judge.fault)
     if reading.grammar:
         if sampling.grammar:
             text = "tool_choice and a format of the answer exclude each other"

@@ -98,7 +98,7 @@ def make_reading(front: Front, choice: Choice) -> Reading:
         forced = forced_calls(
             format, choice.tools, several=choice.several, special_tokens=front.special_tokens
         )
-        return Reading(choice, forced.format, judged(forced.grammar, "tools"))
+        return Reading(choice, forced.format, judged(forced.grammar, "tools", front.judge.fault))
     return Reading(choice, format_of(format, bool(choice.tools)))
 
 

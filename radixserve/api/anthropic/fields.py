@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from radixserve.api.errors import ApiError
 from radixserve.api.fields import Count, GenerationFields, Share, check_stops
-from radixserve.api.grammar import json_grammar, judged
+from radixserve.api.grammar import Judge, json_grammar, judged
 
 
 class Turn(Struct, frozen=True):
@@ -102,7 +102,7 @@ class MessagesFields(PromptFields, frozen=True, kw_only=True):
             raise ApiError(400, "max_tokens: Field required", param="max_tokens")
         check_stops(self.stop_sequences or (), "stop_sequences")
 
-    def generation(self) -> GenerationFields:
+    def generation(self, judge: Judge) -> GenerationFields:
         """The same in the terms of the other surfaces. Judges the format: call it in a thread."""
         return GenerationFields(
             max_tokens=self.max_tokens,
@@ -113,15 +113,15 @@ class MessagesFields(PromptFields, frozen=True, kw_only=True):
             seed=self.seed,
             cache_salt=self.cache_salt,
             priority=self.priority,
-            grammar=_grammar(self.output_config),
+            grammar=_grammar(self.output_config, judge),
         )
 
 
-def _grammar(config: OutputConfig | None) -> str | None:
+def _grammar(config: OutputConfig | None, judge: Judge) -> str | None:
     if config is None or config.format is None:
         return None
     where = "output_config.format"
     schema = config.format.get("schema")
     if config.format.get("type") != "json_schema" or not isinstance(schema, dict):
         raise ApiError(400, f"{where}: a json_schema with its schema", param=where)
-    return judged(json_grammar(schema), where)
+    return judged(json_grammar(schema, where), where, judge)
