@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from radixserve.api.errors import ApiError
 from radixserve.api.fields import GenerationFields, kept_tokens, make_sampling
 from radixserve.api.front import Front
 from radixserve.api.prompts import ChatPrompt, Conversation, chat_prompt
@@ -42,9 +41,7 @@ def _prepare(front: Front, fields: GenerationFields, asked: Asked, ready: Ready)
     reading = make_reading(front, read_choice(asked.tools, asked.tool_choice, asked.several))
     sampling = make_sampling(fields, ready, front.vocabulary, asked.top_logprobs)
     if reading.grammar:
-        if sampling.grammar:
-            text = "tool_choice and a format of the answer exclude each other"
-            raise ApiError(400, text, param="tool_choice")
+        # A format of the answer is one of its text, and an answer of forced calls has none.
         sampling = msgspec.structs.replace(sampling, grammar=reading.grammar)
     prompt = chat_prompt(front, asked.conversation, ready, kept_tokens(fields, ready))
     return Prepared(prompt, sampling, reading)
