@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from radixserve.api.errors import ApiError
 from radixserve.api.fields import Count, GenerationFields, Share, check_stops
-from radixserve.api.grammar import json_grammar, judged
+from radixserve.api.grammar import StructuredOutputs, json_grammar, judged
 
 
 class Turn(Struct, frozen=True):
@@ -82,7 +82,7 @@ class PromptFields(Struct, frozen=True, kw_only=True):
 
 
 class MessagesFields(PromptFields, frozen=True, kw_only=True):
-    """The body of a request for a message. `seed`, `cache_salt` and `priority` are our own."""
+    """The body of a request for a message. What stands below `service_tier` is our own."""
 
     max_tokens: Count | None = None
     stop_sequences: list[str] | None = None
@@ -95,6 +95,7 @@ class MessagesFields(PromptFields, frozen=True, kw_only=True):
     seed: int | None = None
     cache_salt: str | None = None
     priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def check(self) -> None:
         PromptFields.check(self)
@@ -113,6 +114,7 @@ class MessagesFields(PromptFields, frozen=True, kw_only=True):
             seed=self.seed,
             cache_salt=self.cache_salt,
             priority=self.priority,
+            structured_outputs=self.structured_outputs,
             grammar=_grammar(self.output_config),
         )
 
