@@ -8,8 +8,9 @@ from msgspec import Struct
 
 from radixserve.api.fields import GenerationFields, kept_tokens, make_sampling
 from radixserve.api.front import Front
+from radixserve.api.grammar import JSON_FORMATS
 from radixserve.api.prompts import ChatPrompt, Conversation, chat_prompt
-from radixserve.api.reading import Reading, make_reading, read_choice
+from radixserve.api.reading import Reading, make_reading, or_calls, read_choice
 from radixserve.messages import Ready, Sampling
 
 
@@ -43,5 +44,8 @@ def _prepare(front: Front, fields: GenerationFields, asked: Asked, ready: Ready)
     if reading.grammar:
         # A format of the answer is one of its text, and an answer of forced calls has none.
         sampling = msgspec.structs.replace(sampling, grammar=reading.grammar)
+    elif (fields.response_format or {}).get("type") in JSON_FORMATS:
+        grammar = or_calls(front, reading.choice, sampling.grammar)
+        sampling = msgspec.structs.replace(sampling, grammar=grammar)
     prompt = chat_prompt(front, asked.conversation, ready, kept_tokens(fields, ready))
     return Prepared(prompt, sampling, reading)

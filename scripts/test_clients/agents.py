@@ -15,7 +15,7 @@ MADE = "made.txt"
 TASK = f"Write the word hello into the file {MADE}."
 COMMAND = f"echo hello > {MADE}"
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
-PATIENCE = 1200  # seconds for an answer to begin: a long prompt takes minutes on two cores
+PATIENCE = 1800  # seconds for an answer to begin: a long prompt takes minutes on two cores
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ AGENTS = (
             "DISABLE_TELEMETRY": "1",
             "DISABLE_AUTOUPDATER": "1",
             "API_TIMEOUT_MS": str(PATIENCE * 1000),
+            "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(PATIENCE * 1000),
+            "CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS": str(PATIENCE * 1000),
             "IS_SANDBOX": "1",  # else it refuses to skip permissions as root
         },
     ),

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +61,11 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--only", choices=names, action="append", help="this client (repeatable)")
     parser.add_argument(
+        "--random-weights",
+        action="store_true",
+        help="a tenth of the model's width and two layers: the same prompts, a minute in all",
+    )
+    parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="keep homes, requests and answers in this folder"
     )
     return parser.parse_args(argv)
@@ -74,7 +79,7 @@ def main(argv: list[str]) -> int:
         scratch = given.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         scratch.mkdir(parents=True, exist_ok=True)
         url = given.url or stack.enter_context(
-            serving(stretched(BUILD / "model"), scratch / "server.log")
+            serving(stretched(BUILD / "model", given.random_weights), scratch / "server.log")
         )
         runs = [run(agent, packages, url, scratch.resolve() / agent.package) for agent in chosen]
     for line in (HEAD, ("---",) * len(HEAD), *(each.row() for each in runs)):
@@ -140,6 +145,8 @@ def call(command: list[str], folder: Path, variables: dict[str, str], log: Path)
         try:
             return process.wait(2 * PATIENCE)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
             return None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

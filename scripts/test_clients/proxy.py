@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from radixserve.api.events import while_connected
 from test_clients.agents import CHAT, MESSAGES, PATIENCE, RESPONSES, Agent
 
 SENTENCE = "[A-Z][a-z]{1,12}( [a-z]{1,12}){0,6}\\."  # in place of a small model's endless answer
@@ -33,7 +34,6 @@ class Turn:
     offers: bool  # whether the client offers the tool in it
     prompt: int = -1
     cached: int = -1
-    status: int = 0
 
 
 @dataclass
@@ -61,7 +61,9 @@ class Proxy:
         headers = [(k, v) for k, v in request.headers.items() if k not in DROPPED]
         client: httpx.AsyncClient = request.app.state.client
         asked = client.build_request(request.method, url, headers=headers, content=body)
-        answer = await client.send(asked, stream=True)
+        answer = await while_connected(request.receive, client.send(asked, stream=True))
+        if answer is None:
+            return Response(status_code=499)
         told = {k: v for k, v in answer.headers.items() if k not in DROPPED}
         return StreamingResponse(self._relay(answer, turn), answer.status_code, told)
 
@@ -83,12 +85,15 @@ class Proxy:
             async for piece in answer.aiter_bytes():
                 seen += piece if turn else b""
                 yield piece
-        finally:
+        finally:  # a client may leave when it has the last event
             await answer.aclose()
-        if turn:
-            turn.status = answer.status_code
-            (self.kept / f"answer-{self.turns.index(turn) + 1}.txt").write_bytes(seen)
-            for usage in _usages(seen.decode()):
+            if turn:
+                self._note(turn, seen)
+
+    def _note(self, turn: Turn, seen: bytes) -> None:
+        (self.kept / f"answer-{self.turns.index(turn) + 1}.txt").write_bytes(seen)
+        with suppress(ValueError):  # the last line of an answer that was broken off
+            for usage in _usages(seen.decode(errors="replace")):
                 turn.prompt, turn.cached = usage
 
 

@@ -20,6 +20,7 @@ from tests.process.conftest import Server, eventually, start
 
 TEMPLATE = Path(__file__).parent / "hermes.jinja"
 MODEL = "smollm2"
+PAGE_SIZE = 16
 SETTINGS = {  # of clients that would call home otherwise
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -31,11 +32,22 @@ LINE = re.compile(r"POST \S+ (\d+) \d+ ms, (\d+) prompt tokens, (\d+) cached")
 City: TypeAlias = Literal["Paris", "Oslo"]
 
 
+SHORT = {"structured_outputs": {"regex": r"[A-Z][a-z]{1,9}\."}}  # a text that soon has its end
+
+
 class Turn(NamedTuple):
     """The tokens of one request as the server's log has them."""
 
     prompt: int
     cached: int
+
+    @property
+    def stored(self) -> int:
+        """Tokens of the prompt that the next turn must find, however soon it comes.
+
+        Those in whole pages: what stands in a request's last page is found a step after its end.
+        """
+        return self.prompt // PAGE_SIZE * PAGE_SIZE
 
 
 class Turns(Protocol):
@@ -49,7 +61,14 @@ def server() -> Iterator[Server]:
     running = start(
         None,
         *("--served-model-name", MODEL, "--chat-template", str(TEMPLATE)),
-        *("--max-total-tokens", "16384", "--default-max-tokens", "48"),
+        *(
+            "--page-size",
+            str(PAGE_SIZE),
+            "--max-total-tokens",
+            "16384",
+            "--default-max-tokens",
+            "48",
+        ),
     )
     yield running
     running.stop()

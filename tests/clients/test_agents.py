@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.conftest import MODEL, City, Turns, package, place, weather
+from tests.clients.conftest import MODEL, SHORT, City, Turns, package, weather
 
 
 @pytest.mark.parametrize("surface", ["Responses", "ChatCompletions"])
@@ -25,17 +25,16 @@ def test_an_agent(surface: str, turns: Turns) -> None:
                 name="clerk",
                 instructions="You know the weather.",
                 tools=[tool],
-                output_type=place(),
                 model=getattr(agents, f"OpenAI{surface}Model")(MODEL, client),
                 # Of the first turn; the agent resets the choice when a tool has run.
                 model_settings=agents.ModelSettings(
-                    tool_choice="required", parallel_tool_calls=False, max_tokens=32
+                    tool_choice="required", parallel_tool_calls=False, extra_body=SHORT
                 ),
             )
             return await agents.Runner.run(agent, "How is the weather in Paris?", max_turns=4)
 
     result = asyncio.run(run())
-    assert result.final_output.city in ("Paris", "Oslo") and len(ran) == 1
+    assert result.final_output.endswith(".") and len(ran) == 1
     before, after = turns(2)
     usage = result.raw_responses[-1].usage
-    assert usage.input_tokens_details.cached_tokens == after.cached >= before.prompt
+    assert usage.input_tokens_details.cached_tokens == after.cached >= before.stored

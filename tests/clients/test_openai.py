@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.conftest import MODEL, Turns, function, package, place, weather
+from tests.clients.conftest import MODEL, SHORT, Turns, function, package, weather
 
 QUESTION = "How is the weather in Paris?"
 
@@ -33,7 +33,7 @@ def test_chat(client: Any, turns: Turns) -> None:
     with client.chat.completions.create(**asked, **more) as stream:
         *_, last = stream
     before, after = turns(2)
-    assert last.usage.prompt_tokens_details.cached_tokens == after.cached >= before.prompt
+    assert last.usage.prompt_tokens_details.cached_tokens == after.cached >= before.stored
 
 
 def test_responses(client: Any, turns: Turns) -> None:
@@ -47,9 +47,9 @@ def test_responses(client: Any, turns: Turns) -> None:
         **asked,
         previous_response_id=first.id,
         input=[{"type": "function_call_output", "call_id": call.call_id, "output": said}],
-        text_format=place(),
+        extra_body=SHORT,
     ) as stream:
         second = stream.get_final_response()
-    assert second.output_parsed.city in ("Paris", "Oslo")
+    assert second.output_text.endswith(".")
     before, after = turns(2)
-    assert second.usage.input_tokens_details.cached_tokens == after.cached >= before.prompt
+    assert second.usage.input_tokens_details.cached_tokens == after.cached >= before.stored

@@ -115,15 +115,17 @@ class MessagesFields(PromptFields, frozen=True, kw_only=True):
             cache_salt=self.cache_salt,
             priority=self.priority,
             structured_outputs=self.structured_outputs,
-            grammar=_grammar(self.output_config),
+            response_format=_format(self.output_config),
         )
 
 
-def _grammar(config: OutputConfig | None) -> str | None:
+def _format(config: OutputConfig | None) -> dict[str, Any] | None:
+    """The format as chat has it. Raises ApiError 400, also for a schema that is no grammar."""
     if config is None or config.format is None:
         return None
     where = "output_config.format"
     schema = config.format.get("schema")
     if config.format.get("type") != "json_schema" or not isinstance(schema, dict):
         raise ApiError(400, f"{where}: a json_schema with its schema", param=where)
-    return judged(json_grammar(schema), where)
+    judged(json_grammar(schema), where)
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
