@@ -22,6 +22,7 @@ MAX_GRAMMAR = 1 << 20  # characters
 MAX_CHOICES = 1000
 # Compact JSON: a grammar that allows any white space lets a small model write nothing else.
 JSON_FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_FORMATS = ("json_object", "json_schema")  # formats of a text; the answer may be calls instead
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -82,6 +83,26 @@ def json_grammar(schema: dict[str, Any], param: str) -> str:
         wrong = "it has numbers beyond 64 bits, or is nested too deep"
         raise ApiError(400, f"{param}: {wrong}", param=param, code="invalid_grammar") from error
     return text
+
+
+def either(answer: str, calls: str) -> str:
+    """The grammar of what fits one of two, each in Lark or one grammar in llguidance's own form."""
+    return msgspec.json.encode(
+        {
+            "grammars": [
+                {"lark_grammar": "start: @answer | @calls"},
+                _part(answer) | {"name": "answer"},
+                _part(calls) | {"name": "calls"},
+            ]
+        }
+    ).decode()
+
+
+def _part(text: str) -> dict[str, Any]:
+    if not text.startswith("{"):
+        return {"lark_grammar": text}
+    (part,) = msgspec.json.decode(text, type=dict[str, Any])["grammars"]
+    return dict(part)
 
 
 def _asked(fields: GrammarFields) -> dict[str, tuple[str, Any] | None]:

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from radixserve.api.errors import ApiError
 from radixserve.api.fields import GenerationFields, kept_tokens, make_sampling
 from radixserve.api.front import Front
+from radixserve.api.grammar import JSON_FORMATS
 from radixserve.api.history.ahead import compute_ahead, may_differ
 from radixserve.api.history.recorder import Recorder
 from radixserve.api.history.store import Said
 from radixserve.api.prompts import ChatPrompt, Conversation, chat_prompt
-from radixserve.api.reading import Listener, Reader, Reading, make_reading, read_choice
+from radixserve.api.reading import Listener, Reader, Reading, make_reading, or_calls, read_choice
 from radixserve.messages import Ready, Sampling
 
 
@@ -52,10 +52,11 @@ def _prepare(front: Front, fields: GenerationFields, asked: Asked, ready: Ready)
     reading = make_reading(front, read_choice(asked.tools, asked.tool_choice, asked.several))
     sampling = make_sampling(fields, ready, front.vocabulary, asked.top_logprobs, front.judge.fault)
     if reading.grammar:
-        if sampling.grammar:
-            text = "tool_choice and a format of the answer exclude each other"
-            raise ApiError(400, text, param="tool_choice")
+        # A format of the answer is one of its text, and an answer of forced calls has none.
         sampling = msgspec.structs.replace(sampling, grammar=reading.grammar)
+    elif (fields.response_format or {}).get("type") in JSON_FORMATS:
+        grammar = or_calls(front, reading.choice, sampling.grammar)
+        sampling = msgspec.structs.replace(sampling, grammar=grammar)
     salt, chat = fields.cache_salt or "", asked.conversation
     prompt = chat_prompt(front, chat, ready, kept_tokens(fields, ready), salt)
     return Prepared(prompt, sampling, reading, _listener(front, reading, prompt, chat, salt))

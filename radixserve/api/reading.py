@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from radixserve.api.errors import ApiError
 from radixserve.api.front import Front, new_id
-from radixserve.api.grammar import judged
+from radixserve.api.grammar import either, judged
 from radixserve.parsing.events import CallArguments, CallBegin, Content, Event, Reasoning
 from radixserve.parsing.forced import forced_calls
 from radixserve.parsing.format import Format, format_of
@@ -100,6 +100,21 @@ def make_reading(front: Front, choice: Choice) -> Reading:
         )
         return Reading(choice, forced.format, judged(forced.grammar, "tools", front.judge.fault))
     return Reading(choice, format_of(format, bool(choice.tools)))
+
+
+def or_calls(front: Front, choice: Choice, answer: str) -> str:
+    """The grammar of texts that fit `answer`, or of calls where the tools offered may be called.
+
+    Arguments are any object, as where nothing is asked of the text. `answer` as it is where the
+    model writes calls in no form that a grammar can tell from a text.
+    """
+    if not choice.tools:
+        return answer
+    offered = [Tool(tool.name) for tool in choice.tools]
+    calls = forced_calls(
+        front.format, offered, several=choice.several, special_tokens=front.special_tokens
+    )
+    return either(answer, calls.grammar) if calls.format is front.format else answer
 
 
 class Listener(Protocol):
