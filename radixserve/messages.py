@@ -73,10 +73,11 @@ class Sampling(Struct, frozen=True, array_like=True):
 
 
 class TokenLogprobs(Struct, frozen=True, array_like=True):
-    """Natural-log probabilities at one sampled token, before temperature and truncation."""
+    """Natural-log probabilities at one token, before temperature, bias and truncation."""
 
     chosen: float
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), best first
+    rank: int = 0  # how many tokens are at least as probable, itself included; 0: not counted
 
 
 class Score(Struct, frozen=True, array_like=True):
@@ -92,15 +93,22 @@ class Score(Struct, frozen=True, array_like=True):
 
 
 class Scores(Struct, frozen=True, array_like=True):
-    """What a `Score` gave: natural-log probabilities, before temperature, bias and truncation.
-
-    A prompt has thousands of tokens: packed, native float32 and int32.
-    """
+    """What a `Score` gave: the `TokenLogprobs` of thousands of tokens, packed (native order)."""
 
     logprobs: bytes  # float32, one for each token
-    ranks: bytes  # int32: how many tokens are at least as probable, itself included
-    best_ids: bytes = b""  # int32, `best` for each token, best first
+    ranks: bytes  # int32
+    best_ids: bytes = b""  # int32, `best` for each token
     best_logprobs: bytes = b""  # float32, of those
+
+    def unpack(self) -> list[TokenLogprobs]:
+        """One for each token, in order."""
+        logprobs, values = array("f", self.logprobs), array("f", self.best_logprobs)
+        best = list(zip(unpack(self.best_ids), values, strict=True))
+        most = len(values) // max(len(logprobs), 1)
+        return [
+            TokenLogprobs(logprob, tuple(best[i * most : (i + 1) * most]), rank)
+            for i, (logprob, rank) in enumerate(zip(logprobs, unpack(self.ranks), strict=True))
+        ]
 
 
 class Pin(Struct, frozen=True, array_like=True):
