@@ -24,7 +24,6 @@ MAX_LOGGED_KEYS = 1000  # beyond which unknown keys are no longer told apart
 
 # Parameters of OpenAI and of other servers -> the values that ask for nothing. null always is one.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (),
     "audio": (),
     "chat_template": (),
     "conversation": (),

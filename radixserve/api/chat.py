@@ -12,9 +12,10 @@ from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
 from radixserve.api.access import Record, record_of
+from radixserve.api.echo import prompt_logprobs
 from radixserve.api.errors import ApiError, json_response
 from radixserve.api.events import DONE, EventStream, answer_while_connected, event
-from radixserve.api.fields import GenerationFields, check_fields
+from radixserve.api.fields import ScoredFields, check_fields
 from radixserve.api.front import Front
 from radixserve.api.generation import Decoding, Generation, Whole
 from radixserve.api.logprobs import chat_logprobs
@@ -25,7 +26,7 @@ from radixserve.api.reading import Message, Reader, delta_of
 from radixserve.messages import TokenLogprobs
 
 
-class ChatFields(GenerationFields, frozen=True, kw_only=True):
+class ChatFields(ScoredFields, frozen=True, kw_only=True):
     """The body of a request."""
 
     messages: list[dict[str, Any]] | None = None
@@ -86,6 +87,7 @@ def check_chat(front: Front, fields: ChatFields) -> None:
     """What can be said without the prompt. Raises ApiError."""
     front.check_model(fields.model)
     check_fields(fields)
+    fields.check_scored()
     if fields.messages is None:
         raise ApiError(400, "messages is required", param="messages")
     if fields.top_logprobs and not fields.logprobs:
@@ -102,6 +104,7 @@ class _Chat:
         self._fields = fields
         self._record = record
         self._named = False
+        self._tokens: list[int] = []  # of the prompt
 
     async def _begin(self) -> tuple[Generation, list[Reader]]:
         """The generation, and who reads each of its choices."""
@@ -117,6 +120,7 @@ class _Chat:
             record=self._record,
         )
         self._named = ready.reading.choice.named
+        self._tokens = ready.prompt.tokens
         readers = [ready.reading.reader(ready.prompt.end) for _ in range(generation.num_choices)]
         return generation, readers
 
@@ -149,7 +153,19 @@ class _Chat:
             )
         ]
         head = self._head(generation, "chat.completion")
-        return json_response(head | {"choices": choices, "usage": generation.usage()})
+        answer = head | {"choices": choices, "usage": generation.usage()}
+        return json_response(answer | await self._scored(generation))
+
+    async def _scored(self, generation: Generation) -> dict[str, Any]:
+        """The field that tells log probabilities of the prompt, if they are wanted."""
+        best = self._fields.prompt_logprobs
+        if best is None:
+            return {}
+        vocabulary, tokens = self._front.vocabulary, self._tokens
+        shown = await self._front.in_thread(
+            lambda: prompt_logprobs(vocabulary, tokens, generation.prompt_logprobs(0), best)
+        )
+        return {"prompt_logprobs": shown}
 
     def _finish(self, finish: str, reader: Reader) -> str:
         """OpenAI's reason: an answer that calls tools of its own accord says so."""
