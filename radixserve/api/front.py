@@ -1,6 +1,7 @@
 """What every route of one server needs, made once and passed to each surface's `routes`."""
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Callable, Collection
@@ -21,6 +22,8 @@ from radixserve.parsing.formats import FORMATS
 from radixserve.tokenizer.engine import Engine
 from radixserve.tokenizer.templates import ChatTemplate, find_template
 from radixserve.tokenizer.vocabulary import Vocabulary
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -43,10 +46,12 @@ class Front:
         self.vocabulary = Vocabulary(folder)
         self.template = find_template(folder, self.vocabulary, config.server.chat_template)
         self.special_tokens: dict[str, int] = self.vocabulary.special_tokens
+        self.grammar_tokens: dict[str, int] = self.vocabulary.grammar_tokens
         self.format = answer_format(config.server, self.template, self.special_tokens)
         self.model = config.server.served_model_name or folder.name
         self.created = int(time.time())
         self.parser = BodyParser(config.server.max_body_bytes)
+        self._noted: set[str] = set()
         self._pool = ThreadPoolExecutor(PROMPT_THREADS, thread_name_prefix="prompt")
 
     @property
@@ -81,6 +86,12 @@ class Front:
                 param="model",
                 code="model_not_found",
             )
+
+    def note(self, text: str) -> None:
+        """Log what the operator should know, once. `text` is none of a client's."""
+        if text not in self._noted:
+            self._noted.add(text)
+            log.info("%s (said once)", text)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

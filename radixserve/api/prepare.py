@@ -1,6 +1,6 @@
 """A conversation made ready to be answered: rendered, encoded, judged. One way for all dialects."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ from radixserve.api.errors import ApiError
 from radixserve.api.fields import GenerationFields, kept_tokens, make_sampling
 from radixserve.api.front import Front
 from radixserve.api.prompts import ChatPrompt, Conversation, chat_prompt
-from radixserve.api.reading import Reading, make_reading, read_choice
+from radixserve.api.reading import Reading, make_reading, read_choice, strict_grammar
 from radixserve.messages import Ready, Sampling
 
 
@@ -21,6 +21,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     tools: Sequence[Mapping[str, Any]] | None = None
     tool_choice: str | Mapping[str, Any] | None = None
     several: bool = True  # calls in one answer
+    strict: Collection[str] = ()  # tools that are, beside those that say so themselves
     top_logprobs: int = -1  # -1: none at all
 
 
@@ -39,12 +40,13 @@ async def prepare(front: Front, fields: GenerationFields, asked: Asked) -> Prepa
 
 
 def _prepare(front: Front, fields: GenerationFields, asked: Asked, ready: Ready) -> Prepared:
-    reading = make_reading(front, read_choice(asked.tools, asked.tool_choice, asked.several))
+    choice = read_choice(asked.tools, asked.tool_choice, asked.several, asked.strict)
+    reading = make_reading(front, choice)
     sampling = make_sampling(fields, ready, front.vocabulary, asked.top_logprobs)
-    if reading.grammar:
-        if sampling.grammar:
-            text = "tool_choice and a format of the answer exclude each other"
-            raise ApiError(400, text, param="tool_choice")
-        sampling = msgspec.structs.replace(sampling, grammar=reading.grammar)
+    if reading.grammar and sampling.grammar:
+        text = "tool_choice and a format of the answer exclude each other"
+        raise ApiError(400, text, param="tool_choice")
     prompt = chat_prompt(front, asked.conversation, ready, kept_tokens(fields, ready))
+    grammar = sampling.grammar or reading.grammar or strict_grammar(front, reading, prompt.end)
+    sampling = msgspec.structs.replace(sampling, grammar=grammar)
     return Prepared(prompt, sampling, reading)

@@ -3,7 +3,7 @@
 One `Reader` per choice, for streams and for whole answers alike, so both say the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,8 @@ from radixserve.api.grammar import judged
 from radixserve.parsing.events import CallArguments, CallBegin, Content, Event, Reasoning
 from radixserve.parsing.forced import forced_calls
 from radixserve.parsing.format import Format
-from radixserve.parsing.parser import Parser
+from radixserve.parsing.parser import Parser, begins_in_thoughts
+from radixserve.parsing.strict import can_be_strict, strict_calls
 from radixserve.parsing.tools import Tool
 from radixserve.tokenizer.answer import Piece
 
@@ -35,12 +36,19 @@ class Choice(Struct, frozen=True):
 
 
 def read_choice(
-    tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any] | None, several: bool
+    tools: Sequence[Mapping[str, Any]] | None,
+    choice: str | Mapping[str, Any] | None,
+    several: bool,
+    strict: Collection[str] = (),
 ) -> Choice:
-    """`tools` have been checked. Raises ApiError 400 for a `tool_choice` that makes no sense."""
+    """`tools` have been checked; those that `strict` names are strict, too.
+
+    Raises ApiError 400 for a `tool_choice` that makes no sense.
+    """
+    functions = [tool["function"] for tool in tools or ()]
     offered = tuple(
-        Tool(tool["function"]["name"], _schema(tool["function"], i))
-        for i, tool in enumerate(tools or ())
+        Tool(f["name"], _schema(f, i), f.get("strict") is True or f["name"] in strict)
+        for i, f in enumerate(functions)
     )
     if choice in (None, AUTO):
         return Choice(offered, several=several)
@@ -97,12 +105,34 @@ def make_reading(front: Front, choice: Choice) -> Reading:
     format = front.format
     if choice.forced:
         forced = forced_calls(
-            format, choice.tools, several=choice.several, special_tokens=front.special_tokens
+            format, choice.tools, several=choice.several, special_tokens=front.grammar_tokens
         )
         return Reading(choice, forced.format, judged(forced.grammar, "tools"))
     if format is not None and not choice.tools:
         format = _without_calls(format)
     return Reading(choice, format)
+
+
+def strict_grammar(front: Front, reading: Reading, prompt: str) -> str:
+    """What holds calls to the schemas of strict tools where the model is free to call; "": nothing.
+
+    `prompt`: that of the answer, or its end. Call it in a thread. Raises ApiError 400.
+    """
+    choice, format = reading.choice, reading.format
+    if choice.forced or not any(tool.strict for tool in choice.tools):
+        return ""
+    if format is None or not can_be_strict(format, front.grammar_tokens):
+        name = format.name if format else "none"
+        front.note(f"strict tools are not enforced under tool_choice auto in the format {name}")
+        return ""
+    grammar = strict_calls(
+        format,
+        choice.tools,
+        several=choice.several,
+        special_tokens=front.grammar_tokens,
+        in_thoughts=begins_in_thoughts(format, prompt),
+    )
+    return judged(grammar, "tools")
 
 
 def _without_calls(format: Format) -> Format | None:
