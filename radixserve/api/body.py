@@ -42,7 +42,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "mirostat": (0,),
     "modalities": (["text"],),
     "no_repeat_ngram_size": (0,),
-    "no_stop_trim": (False,),
     "previous_response_id": (),
     "prompt_embeds": (),
     "prompt_logprobs": (),

@@ -129,9 +129,15 @@ class _Chat:
     ) -> dict[str, Any] | None:
         if not self._fields.logprobs or not tokens:
             return None
+        vocabulary, fields = self._front.vocabulary, self._fields
+        name = fields.token_name(vocabulary)
         return chat_logprobs(
-            self._front.vocabulary, tokens, logprobs, skip_special=self._fields.skip_special
+            vocabulary, tokens, logprobs, skip_special=fields.skip_special, name=name
         )
+
+    def _ids(self, tokens: Sequence[int]) -> dict[str, Any]:
+        """The field that tells an answer's tokens, if they are wanted."""
+        return {"token_ids": tokens} if self._fields.return_token_ids else {}
 
     async def answer(self) -> Response:
         generation, readers = await self._begin()
@@ -147,6 +153,7 @@ class _Chat:
                 "message": message.as_json(),
                 "logprobs": self._logprobs(whole.tokens, whole.logprobs),
                 "finish_reason": self._finish(whole.finish, reader),
+                **self._ids(whole.tokens),
             }
             for index, (message, whole, reader) in enumerate(
                 zip(messages, wholes, readers, strict=True)
@@ -157,15 +164,18 @@ class _Chat:
         return json_response(answer | await self._scored(generation))
 
     async def _scored(self, generation: Generation) -> dict[str, Any]:
-        """The field that tells log probabilities of the prompt, if they are wanted."""
-        best = self._fields.prompt_logprobs
+        """The fields that tell the prompt's tokens and their log probabilities, if wanted."""
+        best, tokens = self._fields.prompt_logprobs, self._tokens
         if best is None:
-            return {}
-        vocabulary, tokens = self._front.vocabulary, self._tokens
+            return self._prompt_ids()
+        vocabulary = self._front.vocabulary
         shown = await self._front.in_thread(
             lambda: prompt_logprobs(vocabulary, tokens, generation.prompt_logprobs(0), best)
         )
-        return {"prompt_logprobs": shown}
+        return self._prompt_ids() | {"prompt_logprobs": shown}
+
+    def _prompt_ids(self) -> dict[str, Any]:
+        return {"prompt_token_ids": self._tokens} if self._fields.return_token_ids else {}
 
     def _finish(self, finish: str, reader: Reader) -> str:
         """OpenAI's reason: an answer that calls tools of its own accord says so."""
@@ -189,17 +199,23 @@ class _Chat:
             choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
             return event(head | {"choices": [choice | more]} | usage())
 
+        def first(index: int) -> bytes:
+            delta = {"role": "assistant", "content": "", "refusal": None}
+            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            return event(head | self._prompt_ids() | {"choices": [choice]} | usage())
+
         begun: set[int] = set()
         async with aclosing(generation.pieces()) as pieces:
             async for index, piece in pieces:
                 if index not in begun:
                     begun.add(index)
-                    yield chunk(index, {"role": "assistant", "content": "", "refusal": None})
+                    yield first(index)
                 logprobs = self._logprobs(piece.tokens, piece.logprobs)
                 deltas = [delta for e in readers[index].read(piece) if (delta := delta_of(e))]
-                for delta in deltas or [{"content": ""}] * (logprobs is not None):
-                    yield chunk(index, delta, logprobs=logprobs)
-                    logprobs = None
+                ids = self._ids(piece.tokens) if piece.tokens else {}
+                for delta in deltas or [{"content": ""}] * (logprobs is not None or ids != {}):
+                    yield chunk(index, delta, logprobs=logprobs, **ids)
+                    logprobs, ids = None, {}
                 if piece.finish:
                     yield chunk(index, {}, finish_reason=self._finish(piece.finish, readers[index]))
         if self._fields.include_usage:

@@ -172,15 +172,23 @@ class _Completion:
     def _make_shown(self, generation: Generation, prompt: int) -> "Shown":
         fields, vocabulary = self._fields, self._front.vocabulary
         found = generation.prompt_logprobs(prompt)
-        text, logprobs, more = "", None, {}
+        text, logprobs = "", None
+        more: dict[str, Any] = {}
         if self._echoes:
             text = self._echoes[prompt].text
             if fields.logprobs is not None:
-                logprobs = self._echoes[prompt].logprobs(vocabulary, found, fields.logprobs)
+                name = fields.token_name(vocabulary)
+                logprobs = self._echoes[prompt].logprobs(name, found, fields.logprobs)
         if (best := fields.prompt_logprobs) is not None:
             shown = prompt_logprobs(vocabulary, self._tokens[prompt], found, best)
-            more = {"prompt_logprobs": shown}
+            more["prompt_logprobs"] = shown
+        if fields.return_token_ids:
+            more["prompt_token_ids"] = self._tokens[prompt]
         return Shown(text, logprobs, more)
+
+    def _ids(self, tokens: Sequence[int]) -> dict[str, Any]:
+        """The field that tells an answer's tokens, if they are wanted."""
+        return {"token_ids": tokens} if self._fields.return_token_ids else {}
 
     def _logprobs(
         self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], offset: int
@@ -190,7 +198,8 @@ class _Completion:
             return None, offset
         vocabulary, skip = self._front.vocabulary, self._fields.skip_special
         *offsets, end = text_offsets(vocabulary, tokens, offset, skip_special=skip)
-        return completion_logprobs(vocabulary, tokens, logprobs, offsets), end
+        name = self._fields.token_name(vocabulary)
+        return completion_logprobs(name, tokens, logprobs, offsets), end
 
     def _head(self, generation: Generation) -> dict[str, Any]:
         return {
@@ -219,7 +228,9 @@ class _Completion:
             "text": shown.text + whole.text,
             "logprobs": _joined(parts),
             "finish_reason": whole.finish,
-        } | shown.more
+            **shown.more,
+            **self._ids(whole.tokens),
+        }
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         generation = await self._generate()
@@ -236,13 +247,14 @@ class _Completion:
                 if index not in offsets:
                     shown = await self._shown(generation, index)
                     offsets[index] = len(shown.text)
-                    if self._echoes:
-                        yield chunk(index, shown.text, logprobs=shown.logprobs)
+                    if self._echoes or shown.more:
+                        yield chunk(index, shown.text, logprobs=shown.logprobs, **shown.more)
                 logprobs, offsets[index] = self._logprobs(
                     piece.tokens, piece.logprobs, offsets[index]
                 )
-                if piece.text or logprobs:
-                    yield chunk(index, piece.text, logprobs=logprobs)
+                ids = self._ids(piece.tokens) if piece.tokens else {}
+                if piece.text or logprobs or ids:
+                    yield chunk(index, piece.text, logprobs=logprobs, **ids)
                 if piece.finish:
                     yield chunk(index, "", finish_reason=piece.finish)
         if self._fields.include_usage:

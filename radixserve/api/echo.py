@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from radixserve.api.generation import Generation
-from radixserve.api.logprobs import characters, completion_logprobs, finite
+from radixserve.api.logprobs import Name, characters, completion_logprobs, finite
 from radixserve.messages import TokenLogprobs
 from radixserve.tokenizer.answer import Piece
 from radixserve.tokenizer.decode import decode_text
@@ -25,14 +25,15 @@ class Echo(Struct, frozen=True):
     offsets: list[int]
 
     def logprobs(
-        self, vocabulary: Vocabulary, found: Sequence[TokenLogprobs | None], best: int
+        self, name: Name, found: Sequence[TokenLogprobs | None], best: int
     ) -> dict[str, Any]:
         """The prompt's part of the `logprobs` of a completions choice.
 
-        `found`: see `Generation.prompt_logprobs`; of the best tokens `best` are shown.
+        `name`: how tokens are called. `found`: see `Generation.prompt_logprobs`; of the best tokens
+        `best` are shown.
         """
         shown = [one and TokenLogprobs(one.chosen, one.top[:best]) for one in found]
-        return completion_logprobs(vocabulary, self.tokens, shown, self.offsets)
+        return completion_logprobs(name, self.tokens, shown, self.offsets)
 
 
 def make_echo(

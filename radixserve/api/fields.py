@@ -4,7 +4,7 @@ Ranges are checked by the types; what needs the model's limits is checked here.
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import msgspec
@@ -50,6 +50,7 @@ class GenerationFields(GrammarFields, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None  # SGLang's: the same
     skip_special_tokens: bool | None = None  # false: they are spelled out in the answer
     bad_words: list[str] | None = None
     seed: int | None = None
@@ -71,6 +72,10 @@ class GenerationFields(GrammarFields, frozen=True, kw_only=True):
     @property
     def skip_special(self) -> bool:
         return self.skip_special_tokens is not False
+
+    @property
+    def include_stop(self) -> bool:
+        return bool(self.include_stop_str_in_output or self.no_stop_trim)
 
     @property
     def limit(self) -> int:
@@ -106,10 +111,12 @@ class GenerationFields(GrammarFields, frozen=True, kw_only=True):
 
 
 class ScoredFields(GenerationFields, frozen=True, kw_only=True):
-    """And those of the routes that tell log probabilities of prompts."""
+    """And those of the routes that tell more of tokens, and of those of prompts."""
 
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None  # vLLM's
     logprob_start_len: Annotated[int, Meta(ge=0)] | None = None  # SGLang's: of tokens from here on
+    return_token_ids: bool | None = None  # vLLM's: of prompt and answer
+    return_tokens_as_token_ids: bool | None = None  # vLLM's: logprobs name tokens `token_id:7`
 
     @property
     def prompt_best(self) -> int:
@@ -118,6 +125,10 @@ class ScoredFields(GenerationFields, frozen=True, kw_only=True):
     @property
     def first_scored(self) -> int:
         return self.logprob_start_len or 0
+
+    def token_name(self, vocabulary: Vocabulary) -> Callable[[int], str]:
+        """How log probabilities name a token."""
+        return "token_id:{}".format if self.return_tokens_as_token_ids else vocabulary.token_text
 
     def check_scored(self) -> None:
         """Raises ApiError 400."""

@@ -99,7 +99,7 @@ class Generation:
                 stops=fields.stops,
                 min_tokens=sampling.min_tokens,
                 starts_text=decoding.starts_text,
-                include_stop=bool(fields.include_stop_str_in_output),
+                include_stop=fields.include_stop,
                 skip_special=fields.skip_special,
                 shown=decoding.shown,
             )

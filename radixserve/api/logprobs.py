@@ -4,12 +4,13 @@ Always finite numbers: JSON has no infinities. The text of an answer never depen
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from radixserve.messages import TokenLogprobs
 from radixserve.tokenizer.vocabulary import Vocabulary
 
+Name = Callable[[int], str]
 FLOOR = -9999.0  # for tokens that cannot come, as other servers write it
 
 
@@ -24,17 +25,20 @@ def chat_logprobs(
     logprobs: Sequence[TokenLogprobs],
     *,
     skip_special: bool = True,
+    name: Name | None = None,
 ) -> dict[str, Any]:
-    """The `logprobs` of a chat choice.
+    """The `logprobs` of a chat choice; `name`: how tokens are called, None: by their text.
 
     The `bytes` of its entries join to the text and the stop id or string that ended it, if any.
     """
+
+    name = name or vocabulary.token_text
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         hidden = skip_special and token in vocabulary.special_ids
         shown = b"" if hidden else vocabulary.token_bytes(token)
         return {
-            "token": vocabulary.token_text(token),
+            "token": name(token),
             "logprob": finite(logprob),
             "bytes": list(shown),
         }
@@ -47,23 +51,23 @@ def chat_logprobs(
 
 
 def completion_logprobs(
-    vocabulary: Vocabulary,
+    name: Name,
     tokens: Sequence[int],
     logprobs: Sequence[TokenLogprobs | None],
     offsets: Sequence[int],
 ) -> dict[str, Any]:
     """The `logprobs` of a completions choice; `offsets`: where in its text each token begins.
 
-    None: nothing is known of the token, as of the first of a prompt.
+    `name`: how tokens are called. None: nothing is known of the token, as of a prompt's first.
     """
 
     def best(token: int, value: TokenLogprobs) -> dict[str, float]:
         pairs = (*value.top, (token, value.chosen))
-        return {vocabulary.token_text(t): finite(p) for t, p in pairs}
+        return {name(t): finite(p) for t, p in pairs}
 
     pairs = list(zip(tokens, logprobs, strict=True))
     return {
-        "tokens": [vocabulary.token_text(token) for token in tokens],
+        "tokens": [name(token) for token in tokens],
         "token_logprobs": [value and finite(value.chosen) for _, value in pairs],
         "top_logprobs": [value and best(token, value) for token, value in pairs],
         "text_offset": list(offsets),

@@ -86,6 +86,6 @@ def _parameters(fields: GenerationFields, sampling: Sampling) -> dict[str, Any]:
         "stop": fields.stops,
         "stop_token_ids": sampling.stop_ids,
         "ignore_eos": bool(fields.ignore_eos),
-        "include_stop_str_in_output": bool(fields.include_stop_str_in_output),
+        "include_stop_str_in_output": fields.include_stop,
         "skip_special_tokens": fields.skip_special,
     }
