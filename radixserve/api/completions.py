@@ -1,8 +1,9 @@
 """`POST /v1/completions`: prompts as text or token ids, one or many, `n` choices for each."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Request, Response
@@ -163,6 +164,9 @@ class _Completion:
 
     async def _shown(self, generation: Generation, choice: int) -> "Shown":
         """What the answer says of a choice's prompt, all of which is known."""
+        fields = self._fields
+        if not self._echoes and fields.prompt_logprobs is None and not fields.return_token_ids:
+            return Shown()
         prompt = generation.prompt_of(choice)
         if prompt not in self._scored:
             make = partial(self._make_shown, generation, prompt)
@@ -265,9 +269,9 @@ class _Completion:
 class Shown(NamedTuple):
     """What an answer says of its prompt."""
 
-    text: str  # comes before the answer's
-    logprobs: dict[str, Any] | None  # so do these
-    more: dict[str, Any]  # further fields of the choice
+    text: str = ""  # comes before the answer's
+    logprobs: dict[str, Any] | None = None  # so do these
+    more: Mapping[str, Any] = MappingProxyType({})  # further fields of the choice
 
 
 def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
