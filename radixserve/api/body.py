@@ -25,7 +25,6 @@ MAX_LOGGED_KEYS = 1000  # beyond which unknown keys are no longer told apart
 
 # Parameters of OpenAI and of other servers -> the values that ask for nothing. null always is one.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (),
     "audio": (),
     "chat_template": (),
     "compaction": (),
@@ -45,7 +44,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "mirostat": (0,),
     "modalities": (["text"],),
     "no_repeat_ngram_size": (0,),
-    "no_stop_trim": (False,),
     "previous_response_id": (),
     "prompt_embeds": (),
     "prompt_logprobs": (),

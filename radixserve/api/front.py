@@ -56,6 +56,7 @@ class Front:
         self.traits = traits_of(self.template, self.vocabulary) if self.template else Traits()
         for note in self.traits.notes():
             log.info("the chat template %s", note)
+        self.grammar_tokens: dict[str, int] = self.vocabulary.grammar_tokens
         self.format = answer_format(config.server, self.template, self.special_tokens)
         self.tells_tools = self.template is not None and self._knows_no_tools()
         if self.tells_tools:
@@ -67,6 +68,7 @@ class Front:
         self.parser = BodyParser(config.server.max_body_bytes, strict=config.server.strict_fields)
         self.unreadable = UnreadableParts(replaced=config.server.unreadable_parts == "placeholder")
         self.judge = GrammarJudge()
+        self._noted: set[str] = set()
         self._pool = ThreadPoolExecutor(PROMPT_THREADS, thread_name_prefix="prompt")
 
     def _knows_no_tools(self) -> bool:
@@ -125,6 +127,12 @@ class Front:
                 param="model",
                 code="model_not_found",
             )
+
+    def note(self, text: str) -> None:
+        """Log what the operator should know, once. `text` is none of a client's."""
+        if text not in self._noted:
+            self._noted.add(text)
+            log.info("%s (said once)", text)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

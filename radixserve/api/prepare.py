@@ -1,20 +1,20 @@
 """A conversation made ready to be answered: rendered, encoded, judged. One way for all dialects."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from radixserve.api.constraint import answer_grammar
 from radixserve.api.fields import GenerationFields, kept_tokens, make_sampling
 from radixserve.api.front import Front
-from radixserve.api.grammar import JSON_FORMATS
 from radixserve.api.history.ahead import compute_ahead, may_differ
 from radixserve.api.history.recorder import Recorder
 from radixserve.api.history.store import Said
 from radixserve.api.prompts import ChatPrompt, Conversation, chat_prompt
-from radixserve.api.reading import Listener, Reader, Reading, make_reading, or_calls, read_choice
+from radixserve.api.reading import Listener, Reader, Reading, make_reading, read_choice
 from radixserve.messages import Ready, Sampling
 
 
@@ -25,6 +25,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     tools: Sequence[Mapping[str, Any]] | None = None
     tool_choice: str | Mapping[str, Any] | None = None
     several: bool = True  # calls in one answer
+    strict: Collection[str] = ()  # tools that are, beside those that say so themselves
     top_logprobs: int = -1  # -1: none at all
 
 
@@ -49,16 +50,13 @@ async def prepare(front: Front, fields: GenerationFields, asked: Asked) -> Prepa
 
 
 def _prepare(front: Front, fields: GenerationFields, asked: Asked, ready: Ready) -> Prepared:
-    reading = make_reading(front, read_choice(asked.tools, asked.tool_choice, asked.several))
+    choice = read_choice(asked.tools, asked.tool_choice, asked.several, asked.strict)
+    reading = make_reading(front, choice)
     sampling = make_sampling(fields, ready, front.vocabulary, asked.top_logprobs, front.judge.fault)
-    if reading.grammar:
-        # A format of the answer is one of its text, and an answer of forced calls has none.
-        sampling = msgspec.structs.replace(sampling, grammar=reading.grammar)
-    elif (fields.response_format or {}).get("type") in JSON_FORMATS:
-        grammar = or_calls(front, reading.choice, sampling.grammar)
-        sampling = msgspec.structs.replace(sampling, grammar=grammar)
     salt, chat = fields.cache_salt or "", asked.conversation
     prompt = chat_prompt(front, chat, ready, kept_tokens(fields, ready), salt)
+    grammar = answer_grammar(front, fields, sampling.grammar, reading, prompt.end)
+    sampling = replace(sampling, grammar=grammar)
     return Prepared(prompt, sampling, reading, _listener(front, reading, prompt, chat, salt))
 
 

@@ -3,14 +3,14 @@
 One `Reader` per choice, for streams and for whole answers alike, so both say the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
 
 from radixserve.api.errors import ApiError
 from radixserve.api.front import Front, new_id
-from radixserve.api.grammar import either, judged
+from radixserve.api.grammar import judged
 from radixserve.parsing.events import CallArguments, CallBegin, Content, Event, Reasoning
 from radixserve.parsing.forced import forced_calls
 from radixserve.parsing.format import Format, format_of
@@ -34,12 +34,19 @@ class Choice(Struct, frozen=True):
 
 
 def read_choice(
-    tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any] | None, several: bool
+    tools: Sequence[Mapping[str, Any]] | None,
+    choice: str | Mapping[str, Any] | None,
+    several: bool,
+    strict: Collection[str] = (),
 ) -> Choice:
-    """`tools` have been checked. Raises ApiError 400 for a `tool_choice` that makes no sense."""
+    """`tools` have been checked; those that `strict` names are strict, too.
+
+    Raises ApiError 400 for a `tool_choice` that makes no sense.
+    """
+    functions = [tool["function"] for tool in tools or ()]
     offered = tuple(
-        Tool(tool["function"]["name"], _schema(tool["function"], i))
-        for i, tool in enumerate(tools or ())
+        Tool(f["name"], _schema(f, i), f.get("strict") is True or f["name"] in strict)
+        for i, f in enumerate(functions)
     )
     if choice in (None, AUTO):
         return Choice(offered, several=several)
@@ -96,25 +103,10 @@ def make_reading(front: Front, choice: Choice) -> Reading:
     format = front.format
     if choice.forced:
         forced = forced_calls(
-            format, choice.tools, several=choice.several, special_tokens=front.special_tokens
+            format, choice.tools, several=choice.several, special_tokens=front.grammar_tokens
         )
         return Reading(choice, forced.format, judged(forced.grammar, "tools", front.judge.fault))
     return Reading(choice, format_of(format, bool(choice.tools)))
-
-
-def or_calls(front: Front, choice: Choice, answer: str) -> str:
-    """The grammar of texts that fit `answer`, or of calls where the tools offered may be called.
-
-    Arguments are any object, as where nothing is asked of the text. `answer` as it is where the
-    model writes calls in no form that a grammar can tell from a text.
-    """
-    if not choice.tools:
-        return answer
-    offered = [Tool(tool.name) for tool in choice.tools]
-    calls = forced_calls(
-        front.format, offered, several=choice.several, special_tokens=front.special_tokens
-    )
-    return either(answer, calls.grammar) if calls.format is front.format else answer
 
 
 class Listener(Protocol):

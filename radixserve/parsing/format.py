@@ -64,6 +64,7 @@ class NamedCalls(Struct, frozen=True):
     skip: tuple[str, ...] = ()
     dialect: Dialect = JSON
     or_json: bool = False
+    id_in_name: bool = False  # what `pattern` leaves out of the name is there in all calls
 
 
 class TaggedCalls(Struct, frozen=True):

@@ -30,10 +30,11 @@ _KINDS = {
 
 
 class Tool(Struct, frozen=True):
-    """`parameters`: the JSON schema of its arguments, an object's."""
+    """`parameters`: the JSON schema of its arguments, an object's. `strict`: they must fit it."""
 
     name: str
     parameters: Mapping[str, Any] | None = None
+    strict: bool = False
 
     def properties(self) -> Mapping[str, Any]:
         found = (self.parameters or {}).get("properties")

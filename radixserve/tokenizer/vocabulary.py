@@ -60,6 +60,12 @@ class Vocabulary:
         self.special_ids = frozenset((*special, *self.eos_ids))
         # added tokens that a text is never encoded to by its letters: special ones, by spelling
         self.special_tokens = {t.content: i for i, t in self._added.items() if t.special}
+        # and those that grammars know as tokens, never as letters: what llguidance takes for such
+        self.grammar_tokens = {
+            t.content: i
+            for i, t in self._added.items()
+            if t.special or (t.content.startswith("<") and t.content.endswith(">"))
+        }
         self._bos_ids = self._find_bos_ids()
         # A bound on the bytes of one token; real bytes are never more than their spelling's.
         self.longest_token = max(len(t.encode()) for t in self._tokenizer.get_vocab())

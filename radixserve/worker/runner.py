@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from radixserve.config import WorkerConfig
-from radixserve.messages import Admit, Row, RunStep, Sampling, StepDone, WorkerReady, pack
+from radixserve.messages import Admit, Row, RunStep, Sampling, Score, StepDone, WorkerReady, pack
 from radixserve.models.decoder import Decoder
 from radixserve.models.load import DUMMY, fingerprint, load
 from radixserve.models.operators import OPERATORS
@@ -24,6 +24,7 @@ from radixserve.worker.memory import PoolSize, free_memory, size_pool, working_b
 from radixserve.worker.pending import Pending
 from radixserve.worker.resolve import DTYPES, resolve, step_tokens
 from radixserve.worker.sampling import SAMPLERS, Grammars, Sampled, Sampler
+from radixserve.worker.scoring import Scored, rows_at_once, score
 from radixserve.worker.slots import Slots
 from radixserve.worker.upload import upload
 
@@ -42,6 +43,7 @@ class Runner:
         torch.set_num_threads(config.num_threads)
         self.startup: dict[str, float] = {}
         self._page_size = config.page_size
+        self._at_once = rows_at_once(config.max_running_requests)
         self._device = torch.device(config.device)
         backend = _backend(config)
         free_bytes = free_memory(self._device)
@@ -98,7 +100,7 @@ class Runner:
         """
         pending = Pending(step.step, self._device)
         self._change_slots(step)
-        pending.submitted(self._compute(step) if step.rows else None)
+        pending.submitted(*(self._compute(step) if step.rows else ()))
         return pending
 
     def run(self, step: RunStep) -> StepDone:
@@ -115,15 +117,19 @@ class Runner:
             self._sampler.admit(admit)
         self._slots.append_pages(step.rows)
 
-    def _compute(self, step: RunStep) -> Sampled:
-        """The forward pass over the step's rows, and what they sample."""
+    def _compute(self, step: RunStep) -> tuple[Sampled, Scored | None]:
+        """The forward pass over the step's rows, and what they sample and score."""
         host = gather_rows(step.rows, self._slots, page_size=self._page_size)
-        logits = self._forward.logits(host, self._copy(step, host))
+        logits, hidden = self._forward.run(host, self._copy(step, host))
+        asked = [row.score for row in step.rows if row.score is not None]
+        scored = None
+        if asked:
+            scored = score(self._decoder.logits, hidden, asked, at_once=self._at_once)
         slots = [row.slot for row in step.rows if row.sample]
         for slot in slots:
             self._slots[slot].sampled = True
         positions: list[int] = host.kv_len[host.sampled].tolist()
-        return self._sampler.sample(logits, slots, positions)
+        return self._sampler.sample(logits, slots, positions), scored
 
     def _copy(self, step: RunStep, host: HostBatch) -> Repeats | None:
         """Make the step's copies from standing pages.
@@ -151,10 +157,12 @@ class Runner:
     def _warm_up(self, num_tokens: int) -> None:
         """Throw-away steps on page 0, so that the first request does not pay for first uses.
 
-        A long row and short ones, a copy within the step, a draw, penalties and log probabilities.
+        A long row and short ones, a copy within the step, a draw, penalties and log probabilities,
+        the prompt's too.
         """
         whole = pack([0] * -(-(num_tokens + 1) // self._page_size))
-        rows = [Row(slot=0, start=0, tokens=pack([0] * num_tokens), pages=whole)]
+        prompt = pack([0] * num_tokens)
+        rows = [Row(slot=0, start=0, tokens=prompt, pages=whole, score=Score(0, prompt, 1))]
         admits = [Admit(slot=0, sampling=Sampling(seed=0, top_p=0.5, top_logprobs=1))]
         if len(self._slots.page_table) > 1 < self._page_size:
             history = pack([0, 0])
@@ -225,7 +233,7 @@ def make_cache(decoder: Decoder, config: WorkerConfig, free_bytes: int) -> tuple
     }
     dtype = DTYPES[config.dtype]
     device = torch.device(config.device)
-    tokens, rows = step_tokens(config), config.max_running_requests
+    tokens, rows = step_tokens(config), rows_at_once(config.max_running_requests)
     working = working_bytes(spec, tokens=tokens, rows=rows, dtype=dtype, device=device)
     if config.kv_cache_dtype != "auto":
         dtype = FP8_CODES

@@ -147,6 +147,9 @@ RIGHT: dict[str, st.SearchStrategy[Any]] = {
     "temperature": st.floats(0, 2),
     "skip_special_tokens": st.booleans(),
     "truncate_prompt_tokens": st.integers(1, 9),
+    "echo": st.booleans(),
+    "logprob_start_len": st.integers(0, 9),
+    "allowed_token_ids": st.lists(st.integers(0, 409), min_size=1, max_size=3),
 }
 NEEDED = ("messages", "prompt", "input", "tokens", "request_id")
 

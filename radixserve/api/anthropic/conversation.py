@@ -202,12 +202,21 @@ def read_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[list[Message], list[
     """
     functions, foreign = [], []
     for i, tool in enumerate(tools):
-        kind = tool.get("type")
-        if kind in (None, "custom"):
+        if _is_own(tool):
             functions.append({"type": "function", "function": _function(tool, f"tools[{i}]")})
         else:
-            foreign.append(shown(kind))
+            foreign.append(shown(tool["type"]))
     return functions, foreign
+
+
+def strict_tools(tools: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The names of those of `read_tools` whose calls must fit their schemas."""
+    return {tool["name"] for tool in tools if _is_own(tool) and tool.get("strict") is True}
+
+
+def _is_own(tool: Mapping[str, Any]) -> bool:
+    """Whether a client runs it."""
+    return tool.get("type") in (None, "custom")
 
 
 def _function(tool: Mapping[str, Any], where: str) -> Message:

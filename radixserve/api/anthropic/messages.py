@@ -14,6 +14,7 @@ from radixserve.api.anthropic.conversation import (
     openai_choice,
     read_conversation,
     read_tools,
+    strict_tools,
     takes_late_system,
 )
 from radixserve.api.anthropic.errors import MessagesErrorBody, error_event
@@ -102,6 +103,7 @@ class _Asker:
             tools=tools,
             tool_choice=openai_choice(fields.tool_choice, tools),
             several=fields.several,
+            strict=strict_tools(fields.tools or ()),
         )
 
     def read(self, fields: MessagesFields) -> tuple[GenerationFields, Asked]:

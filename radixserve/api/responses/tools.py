@@ -21,11 +21,13 @@ COPIED = ("description", "parameters")  # what templates print, beside the name
 
 
 class Tools(Struct, frozen=True):
-    """`functions` in chat's form; `names`: of those in namespaces; `shown`: what a response says"""
+    """`functions` in chat's form; `names`: of those in namespaces; `shown`: what a response says;
+    `strict`: the full names of those that are, which is not for the prompt"""
 
     functions: list[dict[str, Any]]
     names: dict[str, tuple[str, str]]  # as the model says it -> namespace, name
     shown: list[dict[str, Any]]
+    strict: set[str]
 
 
 class ToolReader:
@@ -36,11 +38,11 @@ class ToolReader:
 
     def read(self, tools: Sequence[Mapping[str, Any]]) -> Tools:
         """ApiError 400 for a function that is none."""
-        read = Tools([], {}, [])
+        read = Tools([], {}, [], set())
         for i, tool in enumerate(tools):
             kind = tool.get("type")
             if kind == "function":
-                read.functions.append(_function(tool, f"tools[{i}]", ""))
+                _add_function(read, tool, f"tools[{i}]", "")
                 read.shown.append(_shown(tool))
             elif kind == "namespace":
                 self._add_namespace(read, tool, f"tools[{i}]")
@@ -61,7 +63,7 @@ class ToolReader:
             if function.get("type") != "function":
                 self._leave_out(f"namespace/{shown(function.get('type'))}")
                 continue
-            read.functions.append(_function(function, at, f"{space}."))
+            _add_function(read, function, at, f"{space}.")
             read.names[f"{space}.{function['name']}"] = space, function["name"]
             listed.append(_shown(function))
         read.shown.append({"description": "", **tool, "tools": listed})
@@ -102,14 +104,16 @@ def _full_name(tool: Mapping[str, Any]) -> object:
     return said_name(tool.get("namespace"), name) if isinstance(name, str) else None
 
 
-def _function(tool: Mapping[str, Any], where: str, prefix: str) -> dict[str, Any]:
-    name = _text(tool, "name", where)
+def _add_function(read: Tools, tool: Mapping[str, Any], where: str, prefix: str) -> None:
+    name = prefix + _text(tool, "name", where)
     schema = tool.get("parameters")
     if schema is not None and not isinstance(schema, dict):
         at = f"{where}.parameters"
         raise ApiError(400, f"{at}: a JSON schema is an object", param=at)
     copied = {key: tool[key] for key in COPIED if tool.get(key) is not None}
-    return {"type": "function", "function": {"name": prefix + name, **copied}}
+    read.functions.append({"type": "function", "function": {"name": name, **copied}})
+    if tool.get("strict") is True:
+        read.strict.add(name)
 
 
 def _shown(tool: Mapping[str, Any]) -> dict[str, Any]:
