@@ -61,6 +61,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             " * for all"
         ),
     ] = ""
+    drain_seconds: Annotated[
+        float,
+        Meta(
+            description="seconds for running requests to end in after SIGTERM or SIGINT; 0: none",
+            ge=0,
+        ),
+    ] = 30.0
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -220,6 +227,11 @@ def cache_home() -> Path:
     if home := os.environ.get("RADIXSERVE_HOME"):
         return Path(home)
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "radixserve"
+
+
+def notify_socket() -> str:
+    """Where systemd wants to hear of this service ($NOTIFY_SOCKET); "" if it does not."""
+    return os.environ.get("NOTIFY_SOCKET", "")
 
 
 def worker_environment() -> dict[str, str]:
