@@ -80,7 +80,8 @@ class ChatTemplate:
         self._template = environment.from_string(source)
         self._tokens = vocabulary.named_tokens
         self.knows_developer = "developer" in source
-        if "strftime_now" in source:
+        self.prints_date = "strftime_now" in source
+        if self.prints_date:
             log.warning("the chat template prints the date: it stays that of this start")
 
     def render(
