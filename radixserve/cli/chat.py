@@ -269,11 +269,11 @@ def main(argv: Sequence[str]) -> int:
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # what pipes may hold
     chat = Chat(client, Screen(sys.stdout, styled=interactive and not plain_terminal()), asked)
     chat.tree.system = args.system
-    chat.greet()
     keep = (
         edit_lines(state_home() / "chat_history", list(COMMANDS)) if interactive else lambda: None
     )
     try:
+        chat.greet()
         chat.run(Keyboard(input, prompts=interactive), interactive=interactive)
     except KeyboardInterrupt:
         return 130

@@ -117,6 +117,8 @@ class Client:
             ) from None
         except TimeoutError:
             raise Failed(f"{self.url} was silent for {SILENCE:.0f} s") from None
+        except UnicodeEncodeError:
+            raise Failed("the URL or the key has letters that HTTP cannot carry") from None
         except OSError as error:
             raise Failed(f"{self.url}: {error.strerror or error}") from None
         except http.client.HTTPException as error:

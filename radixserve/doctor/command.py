@@ -24,24 +24,28 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def examined(argv: Sequence[str]) -> Iterator[Finding]:
-    """What needs the server's own code. Ends the program with a message on a wrong flag."""
+def asked(argv: Sequence[str]) -> tuple[Iterator[Finding], bool]:
+    """The checks that need the server's own code, and whether to print JSON.
+
+    Ends the program with a message on a wrong flag.
+    """
     try:
         from radixserve.config import chosen
         from radixserve.doctor.checks import Examination
 
         p = parser()
     except ImportError as error:
-        return iter([fail("packages", str(error), "all other checks wait for it")])
-    return Examination(chosen(p, p.parse_args(argv))).findings()
+        return iter([fail("packages", str(error), "all other checks wait for it")]), False
+    args = p.parse_args(argv)
+    return Examination(chosen(p, args)).findings(), args.json
 
 
 def main(argv: Sequence[str]) -> int:
     """0 if nothing fails, else 1; 2 for a wrong flag."""
     logging.basicConfig(level="INFO", format="%(message)s")  # a model that is converted says so
-    as_json = "--json" in argv
+    examined, as_json = asked(argv)
     all_findings = []
-    for finding in chain(python(), packages(), examined(argv)):
+    for finding in chain(python(), packages(), examined):
         all_findings.append(finding)
         if not as_json:
             sys.stdout.write(f"{finding}\n")

@@ -230,3 +230,9 @@ def test_a_pipe_that_fails_says_so(fake: FakeServer) -> None:
     fake.answers = [(503, {}, b"")]
     assert run(fake, "a\n").returncode == 1
     assert run(fake, "a\n", "--url", "ftp://x").returncode == 2
+
+
+def test_a_key_that_no_header_can_hold(fake: FakeServer) -> None:
+    done = run(fake, "a\n", "--api-key", "ключ")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert all(line.startswith("! ") for line in done.stdout.splitlines())

@@ -237,3 +237,12 @@ def test_what_is_declared_is_found_with_and_without_a_checkout(tmp_path: Path) -
         | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '.')}"},
     )
     assert done.stdout.strip() == ">=3.11 ['torch>=2']"
+
+
+def test_a_machine_without_the_packages(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "radixserve.launch", None)  # cannot be imported
+    assert main([]) == 1
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("fail  packages") and "all other checks wait for it" in last

@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +14,7 @@ import httpx
 import pytest
 
 from radixserve.launch import notify
-from tests.process.conftest import Server, eventually, start
+from tests.process.conftest import Server, eventually, gone, start
 
 pytestmark = pytest.mark.process
 
@@ -147,3 +149,21 @@ def test_a_socket_without_a_file_and_none_at_all(monkeypatch: pytest.MonkeyPatch
     notify("READY=1")  # nobody listens any more: only a warning
     monkeypatch.delenv("NOTIFY_SOCKET")
     notify("READY=1")
+
+
+def test_a_signal_before_it_is_ready_ends_it(checkpoint: Path) -> None:
+    command = [sys.executable, "-m", "radixserve.launch", "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--model-path", str(checkpoint)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    starting = Server(process)  # type: ignore[arg-type]
+    try:
+        assert eventually(lambda: len(starting.children()) == 3)
+        children = [*starting.children().values()]
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=20)
+        assert process.returncode == 0 and gone(children)
+        assert not said  # it was never ready
+    finally:
+        process.kill()
+        process.communicate()
