@@ -22,26 +22,32 @@ QUESTION, ANSWER = 40, 40  # characters of a turn that a line of /tree shows
 class Chat:
     """One conversation with one server. `failed`: whether a question had no whole answer."""
 
-    def __init__(self, client: Client, screen: Screen, asked: dict[str, Any]) -> None:
-        """`asked`: what each request has beside its messages; the model too, if it is known."""
+    def __init__(
+        self, client: Client, screen: Screen, asked: dict[str, Any], *, interactive: bool
+    ) -> None:
+        """`asked`: what each request has beside its messages; the model too, if it is known.
+
+        `interactive`: somebody sits there, so that Ctrl-C ends an answer or a line, not all.
+        """
         self.tree = Tree()
         self.failed = False
         self._client = client
         self._screen = screen
         self._asked = asked
+        self._interactive = interactive
 
-    def run(self, keyboard: Keyboard, *, interactive: bool) -> None:
-        """Until the input ends or /quit. Ctrl-C drops the line that is being typed."""
+    def run(self, keyboard: Keyboard) -> None:
+        """Until the input ends or /quit."""
         while True:
             try:
                 text = keyboard.question(f"{self.tree.place}> ")
                 self._screen.fresh_line()
                 self.take(text)
             except EOFError:
-                self._screen.write("\n" * interactive)
+                self._screen.write("\n" * self._interactive)
                 return
             except KeyboardInterrupt:
-                if not interactive:
+                if not self._interactive:
                     raise
                 self._screen.write("\n")
 
@@ -88,6 +94,8 @@ class Chat:
                     self._screen.write(piece.content)
         except KeyboardInterrupt:
             turn.finish = "stopped"
+            if not self._interactive:
+                raise
         except Failed:
             turn.finish = "error"
             raise
@@ -109,9 +117,10 @@ class Chat:
 
     def _here(self) -> None:
         """Say where the next question goes."""
-        place = self.tree.place
-        after = f"after {place}: {short(self.tree.turns[place - 1].question, 60)}"
-        self._screen.line(after if place else "at the start", dim=True)
+        where = "at the start"
+        if place := self.tree.place:
+            where = f"after {place}: {short(self.tree.turns[place - 1].question, 60)}"
+        self._screen.line(where, dim=True)
 
     def branch(self, argument: str) -> None:
         self.tree.branch(number(argument) if argument else None)
@@ -128,9 +137,16 @@ class Chat:
     def retry(self, argument: str) -> None:
         if not self.tree.place:
             raise ValueError("there is no answer yet to have another one for")
-        question = self.tree.turns[self.tree.place - 1].question
-        self.tree.branch(None)
-        self.ask(question)
+        here = self.tree.place
+        turn = self.tree.turns[here - 1]
+        self.tree.back(1)
+        self.tree.system = turn.system
+        parent = self.tree.place
+        try:
+            self.ask(turn.question)
+        finally:
+            if self.tree.place == parent:  # no answer came
+                self.tree.go(here)
 
     def show(self, argument: str) -> None:
         for art, id in self.tree.rows():
@@ -267,14 +283,15 @@ def main(argv: Sequence[str]) -> int:
     asked = {name: value for name in names if (value := getattr(args, name)) is not None}
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # what pipes may hold
-    chat = Chat(client, Screen(sys.stdout, styled=interactive and not plain_terminal()), asked)
+    screen = Screen(sys.stdout, styled=interactive and not plain_terminal())
+    chat = Chat(client, screen, asked, interactive=interactive)
     chat.tree.system = args.system
     keep = (
         edit_lines(state_home() / "chat_history", list(COMMANDS)) if interactive else lambda: None
     )
     try:
         chat.greet()
-        chat.run(Keyboard(input, prompts=interactive), interactive=interactive)
+        chat.run(Keyboard(input, prompts=interactive))
     except KeyboardInterrupt:
         return 130
     finally:

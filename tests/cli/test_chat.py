@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,8 @@ class Terminal:
 
     def __init__(self, fake: FakeServer, **asked: object) -> None:
         self.out = io.StringIO()
-        self.chat = Chat(Client(fake.url), Screen(self.out, styled=False), dict(asked))
+        screen = Screen(self.out, styled=False)
+        self.chat = Chat(Client(fake.url), screen, dict(asked), interactive=False)
 
     def type(self, *lines: str) -> str:
         """What is shown after these lines."""
@@ -32,7 +34,7 @@ class Terminal:
                 raise EOFError
             return left.pop(0)
 
-        self.chat.run(Keyboard(read, prompts=False), interactive=False)
+        self.chat.run(Keyboard(read, prompts=False))
         return self.out.getvalue()[before:]
 
 
@@ -92,7 +94,7 @@ def test_several_lines(fake: FakeServer) -> None:
 def test_reasoning_is_shown_apart(fake: FakeServer) -> None:
     fake.answers = [[chunk(reasoning_content="Hm."), *whole("Yes.")]]
     out = io.StringIO()
-    chat = Chat(Client(fake.url), Screen(out, styled=True), {})
+    chat = Chat(Client(fake.url), Screen(out, styled=True), {}, interactive=True)
     chat.take("?")
     assert out.getvalue().startswith("\x1b[2mHm.\x1b[0m\nYes.\n\x1b[2mprompt ")
     chat.take("?")
@@ -162,6 +164,35 @@ def test_a_command_that_cannot_be_done(fake: FakeServer, line: str, says: str) -
     shown = Terminal(fake).type(line)
     assert shown.startswith("! ") and says in shown and shown.count("\n") == 1
     assert not fake.asked
+
+
+def test_moves_in_a_chat_that_has_no_turns(fake: FakeServer) -> None:
+    assert Terminal(fake).type("/go 0", "/back 0", "/branch 0") == "at the start\n" * 3
+
+
+def test_a_retry_that_fails_leaves_everything_where_it_was(fake: FakeServer) -> None:
+    fake.answers = [whole("A"), whole("B"), (503, {}, b""), whole("B2")]
+    terminal = Terminal(fake)
+    terminal.type("a", "/system s", "b", "/retry", "/retry")
+    assert [contents(body)[-1] for body in fake.asked] == ["a", "b", "b", "b"]
+    assert contents(fake.asked[3]) == ["s", "a", "A", "b"]
+    assert [(turn.parent, turn.answer) for turn in terminal.chat.tree.turns] == [
+        (0, "A"), (1, "B"), (1, "B2")
+    ]  # fmt: skip
+
+
+def test_ctrl_c_ends_a_pipe(fake: FakeServer) -> None:
+    fake.answers = [[chunk("Once"), None]]
+    command = [sys.executable, "-m", "radixserve", "chat", "--url", fake.url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin and process.stdout
+        process.stdin.write(b"a\nb\n")
+        process.stdin.flush()
+        process.stdout.readline()  # the greeting
+        assert process.stdout.read(4) == b"Once"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+    assert len(fake.asked) == 1
 
 
 def test_help_names_all_and_a_saved_chat_comes_back(fake: FakeServer, tmp_path: Path) -> None:
