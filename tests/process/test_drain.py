@@ -18,7 +18,7 @@ from tests.process.conftest import Server, eventually, gone, start
 
 pytestmark = pytest.mark.process
 
-TOKENS = 400
+TOKENS = 300
 PROMPTS = ["Once upon a time", "The quick brown fox", "import json", "a lighthouse keeper"]
 LONG = {"prompt": PROMPTS, "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
 SHORT = {"prompt": "x", "max_tokens": 1}
@@ -26,8 +26,8 @@ SHORT = {"prompt": "x", "max_tokens": 1}
 
 @contextmanager
 def running(checkpoint: Path, *flags: str) -> Iterator[Server]:
-    """A server that runs one request at a time, so that others wait for it."""
-    server = start(checkpoint, "--max-running-requests", "1", *flags)
+    """A server that runs one request at a time, so that others wait; it may take its time."""
+    server = start(checkpoint, "--max-running-requests", "1", "--drain-seconds", "600", *flags)
     try:
         yield server
     finally:
@@ -58,10 +58,10 @@ def test_what_was_taken_is_answered_and_nothing_more(checkpoint: Path) -> None:
             assert "shutting down" in refused[0].json()["error"]["message"]
             assert other.get("/v1/models").status_code == 200
             rest = list(told)
-        assert finishes(rest) == len(PROMPTS)
+        assert (rest[-1], finishes(rest)) == ("[DONE]", len(PROMPTS))
         assert f'"completion_tokens":{TOKENS * len(PROMPTS)}' in rest[-2]
-        assert '"error"' not in first and rest[-1] == "[DONE]"
-        assert server.ended(20) == 0
+        assert '"error"' not in first
+        assert server.ended(60) == 0
 
 
 def test_a_signal_to_all_processes_is_as_good(checkpoint: Path) -> None:
@@ -72,12 +72,12 @@ def test_a_signal_to_all_processes_is_as_good(checkpoint: Path) -> None:
             for pid in (*server.children().values(), server.process.pid):
                 os.kill(pid, signal.SIGTERM)
             rest = list(told)
-        assert finishes(rest) == len(PROMPTS) and rest[-1] == "[DONE]"
-        assert server.ended(20) == 0
+        assert (rest[-1], finishes(rest)) == ("[DONE]", len(PROMPTS))
+        assert server.ended(60) == 0
 
 
 def test_without_requests_it_ends_at_once(checkpoint: Path) -> None:
-    with running(checkpoint, "--drain-seconds", "600") as server:
+    with running(checkpoint) as server:
         assert server.post("/v1/completions", SHORT).status_code == 200
         assert server.stop() == 0
 
@@ -92,12 +92,12 @@ def test_after_the_time_streams_end_with_an_error(checkpoint: Path, seconds: str
             rest = list(told)
         assert '"error"' in rest[-1] and "shutting down" in rest[-1]
         assert finishes(rest) < len(PROMPTS)
-        assert server.ended(20) == 0
+        assert server.ended(60) == 0
         assert any("still run" in line for line in server.log) == (seconds != "0")
 
 
 def test_a_second_signal_ends_all_at_once(checkpoint: Path) -> None:
-    with running(checkpoint, "--drain-seconds", "600") as server:
+    with running(checkpoint) as server:
         with server.http.stream("POST", "/v1/completions", json=LONG) as answer:
             told = events(answer)
             next(told)
@@ -107,11 +107,11 @@ def test_a_second_signal_ends_all_at_once(checkpoint: Path) -> None:
             server.process.send_signal(signal.SIGINT)
             with pytest.raises(httpx.RemoteProtocolError):
                 list(told)
-        assert server.ended(20) == 0
+        assert server.ended(60) == 0
 
 
 def test_a_death_while_it_drains_is_a_failure(checkpoint: Path) -> None:
-    with running(checkpoint, "--drain-seconds", "600") as server:
+    with running(checkpoint) as server:
         worker = server.children()["worker"]
         with server.http.stream("POST", "/v1/completions", json=LONG) as answer:
             told = events(answer)
@@ -121,7 +121,7 @@ def test_a_death_while_it_drains_is_a_failure(checkpoint: Path) -> None:
             os.kill(worker, signal.SIGKILL)
             rest = list(told)
         assert '"error"' in rest[-1] and "worker" in rest[-1]
-        assert server.ended(20) == 1
+        assert server.ended(60) == 1
 
 
 def test_systemd_hears_of_the_start_and_the_end(
@@ -135,7 +135,7 @@ def test_systemd_hears_of_the_start_and_the_end(
             assert systemd.recv(100) == b"READY=1"
             server.process.send_signal(signal.SIGTERM)
             assert systemd.recv(100) == b"STOPPING=1"
-            assert server.ended(20) == 0
+            assert server.ended(60) == 0
 
 
 def test_a_socket_without_a_file_and_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
