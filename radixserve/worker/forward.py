@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from radixserve.models.decoder import Decoder
+from radixserve.models.model import Model
 from radixserve.worker.attention import Attention, StepPlan
 from radixserve.worker.batch import INPUTS, Batch, HostBatch, Repeats, bring, with_last
 from radixserve.worker.upload import FixedInputs
@@ -31,11 +31,11 @@ def graph_sizes(most: int) -> list[int]:
 
 
 class Forward:
-    """The decoder over the steps' batches. Not for two steps at a time."""
+    """The model over the steps' batches. Not for two steps at a time."""
 
     def __init__(
         self,
-        decoder: Decoder,
+        model: Model,
         attention: Attention,
         last_tokens: Tensor,
         page_table: Tensor,
@@ -45,7 +45,7 @@ class Forward:
 
         `sizes`: numbers of tokens to make graphs for, ascending; none where the attention cannot.
         """
-        self._decoder = decoder
+        self._model = model
         self._attention = attention
         self._last_tokens = last_tokens
         self._page_table = page_table
@@ -54,11 +54,11 @@ class Forward:
         if not sizes or attention.fixed_shapes(1) is None:
             return
         pool = None
-        shape = (sizes[-1], decoder.spec.vocab_size)
+        shape = (sizes[-1], model.spec.vocab_size)
         logits = torch.empty(shape, dtype=torch.float32, device=page_table.device)
         # the largest first: the others then find room in its memory
         for size in reversed(sizes):
-            graph = Graph(decoder, attention, last_tokens, page_table, logits[:size])
+            graph = Graph(model, attention, last_tokens, page_table, logits[:size])
             pool = graph.capture(pool)
             self._graphs.insert(0, graph)
 
@@ -72,8 +72,7 @@ class Forward:
                 return replayed
         batch = bring(host, self._last_tokens, self._page_table)
         attend = plan.bind(batch, repeats)
-        logits: Tensor = self._decoder(batch.tokens, batch.positions, attend, batch.wanted)
-        return logits
+        return self._model(batch.tokens, batch.positions, attend, batch.wanted)
 
     def _graph(self, num_tokens: int) -> "Graph | None":
         index = bisect_left(self._graphs, num_tokens, key=lambda graph: graph.num_tokens)
@@ -85,7 +84,7 @@ class Graph:
 
     def __init__(
         self,
-        decoder: Decoder,
+        model: Model,
         attention: Attention,
         last_tokens: Tensor,
         page_table: Tensor,
@@ -93,7 +92,7 @@ class Graph:
     ) -> None:
         """`logits` [num_tokens, vocab]: where the results go; all graphs may have the same."""
         self.num_tokens = num_tokens = len(logits)
-        self._decoder = decoder
+        self._model = model
         self._attention = attention
         self._last_tokens = last_tokens
         self._page_table = page_table
@@ -144,4 +143,4 @@ class Graph:
         batch = Batch(**inputs, page_table=self._page_table)
         plan = {name: t for name, t in tensors.items() if name not in INPUTS}
         attend = self._attention.bind_fixed(batch, plan)
-        self._logits.copy_(self._decoder(batch.tokens, batch.positions, attend, batch.wanted))
+        self._logits.copy_(self._model(batch.tokens, batch.positions, attend, batch.wanted))

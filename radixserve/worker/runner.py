@@ -7,15 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from radixserve.config import WorkerConfig
 from radixserve.messages import Admit, Row, RunStep, Sampling, StepDone, WorkerReady, pack
-from radixserve.models.decoder import Decoder
 from radixserve.models.load import DUMMY, fingerprint, load
+from radixserve.models.model import Model
 from radixserve.models.operators import OPERATORS
+from radixserve.models.spec import TRANSFORMERS, implementation
 from radixserve.worker.attention import BACKENDS, Attention, Setting
 from radixserve.worker.batch import HostBatch, Repeats, gather_rows, plan_copies
 from radixserve.worker.forward import Forward, graph_sizes
@@ -46,10 +48,10 @@ class Runner:
         backend = _backend(config)
         free_bytes = free_memory(self._device)
         with self._timed("load weights"):
-            self._decoder = _decoder(config, folder, backend)
-        spec, context_length = self._decoder.spec, self._decoder.context_length
+            self._model = model = _model(config, folder, backend)
+        spec, context_length = model.spec, model.context_length
         with self._timed("allocate pool"):
-            self._cache, pool = make_cache(self._decoder, config, free_bytes)
+            self._cache, pool = make_cache(model, config, free_bytes)
             max_pages = -(-context_length // config.page_size)
             self._slots = Slots(config.max_running_requests, max_pages, self._device)
             setting = Setting(
@@ -57,7 +59,7 @@ class Runner:
                 DTYPES[config.dtype],
                 self._slots.page_table,
                 num_heads=spec.num_heads,
-                scale=spec.head_dim**-0.5,
+                options=model.options,
                 deterministic=config.enable_deterministic_inference,
             )
             self._attention: Attention = backend(setting)
@@ -66,12 +68,13 @@ class Runner:
                 config.max_running_requests, spec.vocab_size, self._device, grammars
             )
         with self._timed("capture graphs"):
+            graphs = model.capturable and not config.disable_cuda_graph
             self._forward = Forward(
-                self._decoder,
+                model,
                 self._attention,
                 self._sampler.last_tokens,
                 self._slots.device_table,
-                graph_sizes(0 if config.disable_cuda_graph else config.cuda_graph_max_bs),
+                graph_sizes(config.cuda_graph_max_bs if graphs else 0),
             )
         with self._timed("warm-up"):
             # on a GPU as large as a step gets: what is too large for its memory fails here
@@ -87,7 +90,7 @@ class Runner:
             fingerprint=fingerprint(folder, config.load_format),
             startup=self.startup,
         )
-        self.detail = _detail(self._decoder, config, pool)
+        self.detail = _detail(model, config, pool)
 
     @torch.inference_mode()
     def submit(self, step: RunStep) -> Pending:
@@ -166,30 +169,37 @@ class Runner:
         self.run(RunStep(step=0, rows=(), frees=tuple(admit.slot for admit in admits)))
 
 
-def _decoder(config: WorkerConfig, folder: Path, backend: type[Attention]) -> Decoder:
-    """The model of a resolved `config`, with the operators that go with its backend."""
+def _model(config: WorkerConfig, folder: Path, backend: type[Attention]) -> Model:
+    """The model of a resolved `config`; our own with the operators that go with its backend."""
+    settings: dict[str, Any] = {
+        "device": config.device,
+        "dtype": DTYPES[config.dtype],
+        "context_length": config.context_length,
+        "load_format": config.load_format,
+    }
+    if implementation(folder, config.model_impl) == TRANSFORMERS:
+        if config.enable_deterministic_inference:
+            raise ValueError(
+                "--enable-deterministic-inference needs the model's code to be radixserve's: what"
+                " transformers computes may differ in the last bit from one batch to another"
+            )
+        from radixserve.models.transformers_model import load_transformers  # seconds to import
+
+        return load_transformers(folder, **settings)
     operators = backend.operators
     if config.enable_deterministic_inference:
         operators = backend.deterministic_operators
-    return load(
-        folder,
-        device=config.device,
-        dtype=DTYPES[config.dtype],
-        context_length=config.context_length,
-        operators=OPERATORS[operators](torch.device(config.device)),
-        load_format=config.load_format,
-    )
+    return load(folder, operators=OPERATORS[operators](torch.device(config.device)), **settings)
 
 
-def _detail(decoder: Decoder, config: WorkerConfig, pool: PoolSize) -> str:
+def _detail(model: Model, config: WorkerConfig, pool: PoolSize) -> str:
     """One line on what was chosen."""
     return (
-        f"{decoder.spec.architecture}"
+        f"{model.spec.architecture}"
         f"{' with dummy weights' if config.load_format == DUMMY else ''},"
         f" {config.dtype} on {config.device} ({config.num_threads} threads,"
         f" {config.attention_backend} attention); {pool}; {config.max_running_requests} slots;"
-        f" context of {decoder.context_length} tokens"
-        f"{' (the model slides its window beyond)' if decoder.spec.sliding_window else ''}"
+        f" context of {model.context_length} tokens{f' ({model.detail})' if model.detail else ''}"
     )
 
 
@@ -211,12 +221,12 @@ def _backend(config: WorkerConfig) -> type[Attention]:
     return backend
 
 
-def make_cache(decoder: Decoder, config: WorkerConfig, free_bytes: int) -> tuple[KVCache, PoolSize]:
-    """The K/V cache for `decoder`, sized by a resolved `config`.
+def make_cache(model: Model, config: WorkerConfig, free_bytes: int) -> tuple[KVCache, PoolSize]:
+    """The K/V cache for `model`, sized by a resolved `config`.
 
     `free_bytes`: free memory before the weights were loaded.
     """
-    spec = decoder.spec
+    spec = model.spec
     shape = {
         "num_layers": spec.num_layers,
         "page_size": config.page_size,
@@ -234,7 +244,7 @@ def make_cache(decoder: Decoder, config: WorkerConfig, free_bytes: int) -> tuple
         page_bytes=page_bytes(**shape, dtype=dtype),
         max_total_tokens=config.max_total_tokens,
         free_bytes=free_bytes,
-        weight_bytes=decoder.weight_bytes,
+        weight_bytes=model.weight_bytes,
         working_bytes=working,
         fraction=config.mem_fraction_static,
     )

@@ -98,7 +98,7 @@ class Case:
 
     def check(self, backend: str) -> None:
         setting = Setting(
-            self.cache, torch.float32, self.host.page_table, num_heads=self.q_heads, scale=0.3
+            self.cache, torch.float32, self.host.page_table, self.q_heads, [Options(0.3)] * 2
         )
         attend = BACKENDS[backend](setting).plan(self.host).bind(self.batch)
         for layer in (1, 0):
