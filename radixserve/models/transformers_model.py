@@ -160,10 +160,11 @@ def max_position(config: Any) -> tuple[int, str]:
     limit, detail = getattr(config, "max_position_embeddings", None) or 0, ""
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in [ropes] if "rope_type" in ropes else ropes.values():
+        kind = rope.get("rope_type")
         original = rope.get("original_max_position_embeddings") or limit
-        if rope["rope_type"] == "yarn":  # configs name the length before scaling, or after it
+        if kind == "yarn":  # configs name the length before scaling, or the one after it
             limit = max(limit, int(original * (rope.get("factor") or 1)))
-        if rope["rope_type"] in ("longrope", "dynamic") and original < limit:
+        if kind in ("longrope", "dynamic") and original < limit:
             limit, detail = original, "the model changes its rotary frequencies beyond"
     return limit, detail
 
@@ -190,7 +191,7 @@ def _network(kind: Any, config: Any, folder: Path, dtype: torch.dtype, load_form
 
 def _widest(network: Network, config: Any) -> int:
     """The largest input or output of a layer's products for one token, all its experts together."""
-    ends = (network.get_input_embeddings(), network.get_output_embeddings())
-    others = {id(p) for end in ends if end is not None for p in end.parameters()}
+    tables = [m for m in network.modules() if isinstance(m, torch.nn.Embedding)]
+    others = {id(m.weight) for m in (*tables, network.get_output_embeddings()) if m is not None}
     widths = [max(p.shape[-2:]) for p in network.parameters() if id(p) not in others]
     return int(max(widths) * (getattr(config, "num_experts_per_tok", None) or 1))
