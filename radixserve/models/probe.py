@@ -1,8 +1,8 @@
 """Finds out whether pages of K/V can stand for all that a model of transformers remembers.
 
-Instead of a list of families: two tokens go through the model, with an attention in which each sees
-only itself. Then every layer must call attention once, and a token's queries, keys and values must
-be the same whatever stands beside it. What each layer wants of attention is what it asks for here.
+Not looked up in a list of families: two tokens go through the model, with an attention in which
+each sees only itself. Every layer must call it once, and a token's queries, keys and values must be
+the same whatever stands beside it. What each layer wants of attention is what it asks for here.
 Called by `transformers_model`.
 """
 
@@ -20,7 +20,7 @@ Network = Any  # a causal language model of transformers, which has no types
 
 ATTENTION = "radixserve"  # attention that its caller passes along, and no masks
 PROBE = "radixserve-probe"  # the same, and masks for some queries
-QUERIES = 64  # about so many, over the whole context
+QUERIES = 64  # at most, over the whole context
 # of the norm: rounding, which in 16 bits may now and then change which expert a token goes to
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 # what models pass to attention and what does not change it, or stands in the mask
@@ -204,9 +204,11 @@ def _window(layer: int, mask: Tensor | None) -> int:
 def _check_independent(alone: Recorder, both: Recorder, token: int) -> None:
     """`alone` is a token by itself, `token` the same one in `both`."""
     for layer, call in alone.calls.items():
-        a, b = call.of(0).float(), both.calls[layer].of(token).float()
-        if not (a - b).norm() <= TOLERANCE[call.key.dtype] * a.norm():
+        other = both.calls[layer]
+        a, b = call.of(0).float(), other.of(token).float()
+        near = bool((a - b).norm() <= TOLERANCE[call.key.dtype] * a.norm())
+        if not near or (call.scale, call.softcap) != (other.scale, other.softcap):
             raise ValueError(
-                f"keys and values of layer {layer} depend on what else is computed, not only on the"
-                " token, its position and what it attends to"
+                f"what layer {layer} computes of a token depends on others beside it, not only on"
+                " its position and on what it attends to"
             )

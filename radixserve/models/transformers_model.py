@@ -18,7 +18,7 @@ from transformers import AutoConfig
 
 from radixserve.models.load import DUMMY, complain
 from radixserve.models.model import Attend
-from radixserve.models.probe import ATTENTION, PROBE, Network, probe
+from radixserve.models.probe import PROBE, Network, probe
 from radixserve.models.spec import ModelShape, eos_ids, read_config, read_eos, refuse_weights
 from radixserve_kernels.attention_options import Options
 
@@ -105,7 +105,6 @@ def load_transformers(
         head_dim=found.head_dim,
         eos_ids=eos_ids(read_eos(folder, fields)),
     )
-    network.set_attn_implementation(ATTENTION)
     return TransformersModel(network, spec, found.options, context_length=length, detail=detail)
 
 
@@ -126,7 +125,7 @@ def _model_class(config: Any, fields: dict[str, Any]) -> Any:
     what = name or f"model type {config.model_type}"
     if config.is_encoder_decoder:
         raise ValueError(f"{what} has an encoder: only decoders are served")
-    if config.sub_configs:
+    if config.get_text_config() is not config:
         parts = ", ".join(part.removesuffix("_config") for part in config.sub_configs)
         raise ValueError(f"{what} is made of several models ({parts}): only text models are served")
     if type(config) not in classes:

@@ -133,7 +133,7 @@ def test_keys_that_depend_on_what_follows_are_seen(tmp_path, monkeypatch):
         loaded(folder, 65)
     monkeypatch.setattr(transformers_model, "max_position", lambda config: (512, ""))
     loaded(folder, 64)
-    with pytest.raises(ValueError, match="layer 0 depend on what else is computed"):
+    with pytest.raises(ValueError, match="layer 0 computes of a token depends on others"):
         loaded(folder, 65)
 
 
