@@ -117,7 +117,8 @@ class Decoder(nn.Module):
 
     @property
     def detail(self) -> str:
-        return "the model slides its window beyond" if self.spec.sliding_window else ""
+        window = "the model slides its window beyond, which needs --model-impl transformers"
+        return window if self.spec.sliding_window else ""
 
     def _layers(self) -> Iterable[Layer]:
         return cast(Iterable[Layer], self.layers)

@@ -1,8 +1,9 @@
-"""What a checkpoint is: a `ModelSpec`, read from its config.json, to build the one decoder from.
+"""What a checkpoint is: a `ModelSpec`, read from its config.json, to build our own decoder from.
 
 Not the network and not the weights: no torch here, so the launcher can read a checkpoint in
 milliseconds. `MODELS` is the table of known architectures; an entry says only what differs between
-them. What would change the answers and is not supported is refused by name.
+them. What would change the answers and is not supported is refused by name. All other models are
+transformers' (`transformers_model`).
 """
 
 import json
@@ -19,6 +20,7 @@ T = TypeVar("T")
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 DTYPES = ("float32", "bfloat16", "float16")
 OWN, TRANSFORMERS = "radixserve", "transformers"  # whose code computes the model: --model-impl
+ELSE = "; --model-impl transformers may serve it"
 
 
 class Rope(Struct, frozen=True, kw_only=True):
@@ -150,7 +152,7 @@ def spec_of(config: Fields, eos: int | list[int] | None) -> ModelSpec:
             f"architecture {architecture} is not supported; supported are: {', '.join(MODELS)}"
         )
     if (activation := config.get("hidden_act", "silu")) != "silu":
-        raise ValueError(f"config.json: hidden_act {activation} is not supported, only silu")
+        raise ValueError(f"config.json: hidden_act {activation} is not supported, only silu{ELSE}")
     refuse_weights(config)
     heads = _number(config, "num_attention_heads")
     hidden = _number(config, "hidden_size")
@@ -209,11 +211,13 @@ def _rope(config: Fields) -> Rope:
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in ROPE_KINDS:
         raise ValueError(
-            f"config.json: rope type {kind} is not supported, only {', '.join(ROPE_KINDS)}"
+            f"config.json: rope type {kind} is not supported, only {', '.join(ROPE_KINDS)}{ELSE}"
         )
     partial = parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     if partial != 1.0:
-        raise ValueError(f"config.json: partial_rotary_factor {partial} is not supported, only 1.0")
+        raise ValueError(
+            f"config.json: partial_rotary_factor {partial} is not supported, only 1.0{ELSE}"
+        )
     if kind == "default":
         return Rope(theta=theta)
     position = _number(config, "max_position_embeddings")

@@ -132,21 +132,21 @@ def _model_class(config: Any, fields: dict[str, Any]) -> Any:
         raise ValueError(f"{what} is no causal language model of transformers")
     kind = classes[type(config)]
     if name not in ("", kind.__name__):
-        raise ValueError(f"{name} is no causal language model; of this type it is {kind.__name__}")
+        raise ValueError(f"{what} is no causal language model; of this type it is {kind.__name__}")
     if kind._is_stateful:
-        raise ValueError(f"{name} keeps a state that is not keys and values of tokens")
+        raise ValueError(f"{what} keeps a state that is not keys and values of tokens")
     if others := set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES:
         raise ValueError(
-            f"{name} has layers of type {', '.join(sorted(others))}: only those of type"
+            f"{what} has layers of type {', '.join(sorted(others))}: only those of type"
             " full_attention and sliding_attention can be served from pages"
         )
     if getattr(config, "num_kv_shared_layers", None):
-        raise ValueError(f"{name} has layers that share keys and values")
+        raise ValueError(f"{what} has layers that share keys and values")
     if not kind._supports_attention_backend:
-        raise ValueError(f"{name} does not let its attention be replaced")
+        raise ValueError(f"{what} does not let its attention be replaced")
     known = inspect.signature(kind.forward).parameters
     if missing := {"position_ids", "logits_to_keep"} - known.keys():
-        raise ValueError(f"{name} does not take {' and '.join(sorted(missing))}")
+        raise ValueError(f"{what} does not take {' and '.join(sorted(missing))}")
     return kind
 
 

@@ -1,6 +1,6 @@
 """Attention backends: how new tokens attend to pages. One class per file, named in `BACKENDS`.
 
-The runner picks one, plans it once per step (masks, indices), and the decoder calls the plan once
+The runner picks one, plans it once per step (masks, indices), and the model calls the plan once
 per layer. To add one, write its file and its line here; the backend tests run over the table.
 """
 

@@ -53,12 +53,14 @@ class TorchPaged:
 
     def attend(self, host: HostBatch, batch: Batch, repeats: Repeats | None) -> Attend:
         """What `TorchPlan.bind` gives."""
-        *others, last = self._options
-        parts = {window: self._parts(host, window) for window in {o.window for o in others}}
+        longest = host.kv_len.max()
+        windows = [o.window if o.window < longest else 0 for o in self._options]
+        last_layer = len(windows) - 1
+        parts = {window: self._parts(host, window) for window in set(windows[:last_layer])}
         # behind the last layer only the sampled rows' last tokens are looked at
-        final: list[Part] = []
+        last: list[Part] = []
         if len(host.sampled):
-            final.append(DecodeRows(host.sampled, host, self._scratch, last.window))
+            last.append(DecodeRows(host.sampled, host, self._scratch, windows[last_layer]))
         writer = KVWriter(host, batch, self._cache)
 
         def attend(
@@ -73,7 +75,7 @@ class TorchPaged:
                 k, v = (x.index_select(0, repeats.tokens) for x in (k, v))
                 self._cache.put(layer, repeats.places, k, v)
             out = q.new_zeros(q.shape)
-            for part in final if layer == len(others) else parts[options.window]:
+            for part in last if layer == last_layer else parts[windows[layer]]:
                 part.attend(pages, q, out, options)
             return out
 
