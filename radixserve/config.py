@@ -136,6 +136,13 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="Hugging Face checkpoint folder or GGUF file; default: the embedded SmolLM2"
         ),
     ] = ""
+    model_impl: Annotated[
+        str,
+        Meta(
+            description="whose code computes the model: auto (radixserve's where it knows the"
+            " architecture), radixserve, or transformers"
+        ),
+    ] = "auto"
     load_format: Annotated[
         str,
         Meta(
@@ -232,6 +239,7 @@ PARTS: dict[str, type[Struct]] = {
     "worker": WorkerConfig,
 }
 CHOICES: dict[str, tuple[str, ...]] = {
+    "model_impl": ("auto", "radixserve", "transformers"),
     "load_format": ("auto", "safetensors", "dummy"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "device": ("auto", "cpu", "cuda"),

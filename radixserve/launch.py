@@ -197,8 +197,13 @@ def sweep(folder: Path) -> None:
 def prepare(config: Config) -> Config:
     """The settings with the model's folder in place of its name. Raises with a sentence."""
     name = config.server.served_model_name or served_name(config.worker.model_path)
-    weights = config.worker.load_format != "dummy"
-    folder = resolve(config.worker.model_path, cache_home(), log.info, weights=weights)
+    folder = resolve(
+        config.worker.model_path,
+        cache_home(),
+        log.info,
+        weights=config.worker.load_format != "dummy",
+        model_impl=config.worker.model_impl,
+    )
     return replace(
         config,
         server=replace(config.server, served_model_name=name),

@@ -56,6 +56,7 @@ class LLM:
             lambda line: None,
             tokenizer=False,
             weights=config.worker.load_format != "dummy",
+            model_impl=config.worker.model_impl,
         )
         self.runner = Runner(config.worker, Path(folder))
         self.scheduler = Scheduler(config.scheduler, self.runner.ready)

@@ -1,6 +1,6 @@
 """Tiny random checkpoints with a tokenizer, for tests of every room.
 
-Not real models: two layers of random weights, made by transformers from a fixed seed, with a spread
+Not real models: few layers of random weights, made by transformers from a fixed seed, with a spread
 wide enough for greedy answers to have clear winners. The tokenizer is a byte-level BPE of 512 ids
 with a ChatML template, so any text can be encoded. One call takes about a second.
 """
@@ -21,6 +21,13 @@ MODEL_TYPES = {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "GPT2LMHeadModel": "gpt2",
+    "GPTNeoXForCausalLM": "gpt_neox",
+    "Phi3ForCausalLM": "phi3",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3_text",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 CHAT_TEMPLATE = (
     "{% for message in messages %}"

@@ -1,1 +1,1 @@
-"""Network definitions and their weights: from a checkpoint folder to a `Decoder` on a device."""
+"""Network definitions and their weights: from a checkpoint folder to a `Model` on a device."""

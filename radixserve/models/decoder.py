@@ -1,4 +1,4 @@
-"""The one decoder-only transformer that every supported architecture is an instance of.
+"""Our own model: the decoder-only transformer that every architecture in `MODELS` is one of.
 
 Differences between families are fields of `ModelSpec`, not classes. It knows no pages: the worker
 passes `attend`, which rotates queries and keys, writes keys and values and reads them back. It
@@ -6,21 +6,18 @@ computes the tokens of one step, whichever requests they belong to. Built and fi
 called by the worker.
 """
 
-from collections.abc import Callable, Iterable
-from typing import cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from radixserve.models.model import Attend
 from radixserve.models.operators import TORCH, Linear, Operators
 from radixserve.models.product import Product
 from radixserve.models.rotary import interleave, rotary_table, rotation
 from radixserve.models.spec import ModelSpec
-
-# (layer, qk [T, heads + K/V heads, D], v [T, K/V heads, D], turn [T, 1, D/2]) -> [T, heads, D]
-# `attend` rotates qk by `turn` (as `rotary.rotate`), in place if it likes. qk and v are views: the
-# last two dimensions are dense, tokens lie further apart
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+from radixserve_kernels.attention_options import Options
 
 
 class Layer(nn.Module):
@@ -56,8 +53,9 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Inference only. Weights are allocated once, uninitialised; `load` fills them."""
+    """A `Model`. Inference only. Weights are allocated once, uninitialised; `load` fills them."""
 
+    capturable: ClassVar[bool] = True
     embedding: nn.Parameter
     norm: nn.Parameter
     rotary: Tensor
@@ -92,19 +90,11 @@ class Decoder(nn.Module):
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, wanted: Tensor) -> Tensor:
-        """Logits [S, vocab] float32 after the tokens at indices `wanted` [S] of this step.
-
-        As `hidden`, and `logits` of that.
-        """
+        """As `Model` says of a call."""
         return self.logits(self.hidden(tokens, positions, attend, wanted))
 
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend, wanted: Tensor) -> Tensor:
-        """What the tokens at indices `wanted` [S] of this step give the head, [S, hidden size].
-
-        `tokens` and `positions` are [T]; all three hold int32 or int64. A position counts from the
-        start of its request and is below `context_length`. `attend` is called once per layer, in
-        order, with all T tokens.
-        """
+        """As `Model` says."""
         spec, silu_mul = self.spec, self._operators.silu_mul
         rotated_heads = spec.num_heads + spec.num_kv_heads
         turn = rotation(self.rotary, positions)
@@ -125,9 +115,18 @@ class Decoder(nn.Module):
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [S, vocab] float32 of [S, hidden size]."""
+        """As `Model` says."""
         logits: Tensor = self.head(hidden)
         return logits.float()
+
+    @property
+    def options(self) -> Sequence[Options]:
+        return [Options(self.spec.head_dim**-0.5)] * self.spec.num_layers
+
+    @property
+    def detail(self) -> str:
+        window = "the model slides its window beyond, which needs --model-impl transformers"
+        return window if self.spec.sliding_window else ""
 
     def _layers(self) -> Iterable[Layer]:
         return cast(Iterable[Layer], self.layers)

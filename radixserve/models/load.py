@@ -106,8 +106,8 @@ def _read(folder: Path, device: str, decoder: Decoder) -> None:
             _fill(name, wanted.pop(name), tensor)
         elif not _is_ignored(name, decoder.spec):
             unexpected.append(name)
-    _complain(folder, "has no tensor", list(wanted))
-    _complain(folder, "has tensors this architecture does not know:", unexpected)
+    complain(folder, "has no tensor", list(wanted))
+    complain(folder, "has tensors this architecture does not know:", unexpected)
 
 
 def _tensors(folder: Path, device: str) -> Iterator[tuple[str, Tensor]]:
@@ -130,7 +130,8 @@ def _is_ignored(name: str, spec: ModelSpec) -> bool:
     return name.endswith(IGNORED_SUFFIXES) or (spec.tie_embeddings and name == "lm_head.weight")
 
 
-def _complain(folder: Path, what: str, names: list[str]) -> None:
+def complain(folder: Path, what: str, names: list[str]) -> None:
+    """Raise ValueError with the first of `names`, if there are any."""
     if names:
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
         raise ValueError(f"{folder} {what} {', '.join(sorted(names)[:5])}{more}")

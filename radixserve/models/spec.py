@@ -1,8 +1,9 @@
-"""What a checkpoint is: a `ModelSpec`, read from its config.json, to build the one decoder from.
+"""What a checkpoint is: a `ModelSpec`, read from its config.json, to build our own decoder from.
 
 Not the network and not the weights: no torch here, so the launcher can read a checkpoint in
 milliseconds. `MODELS` is the table of known architectures; an entry says only what differs between
-them. What would change the answers and is not supported is refused by name.
+them. What would change the answers and is not supported is refused by name. All other models are
+transformers' (`transformers_model`).
 """
 
 import json
@@ -18,6 +19,8 @@ T = TypeVar("T")
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 DTYPES = ("float32", "bfloat16", "float16")
+OWN, TRANSFORMERS = "radixserve", "transformers"  # whose code computes the model: --model-impl
+ELSE = "; --model-impl transformers may serve it"
 
 
 class Rope(Struct, frozen=True, kw_only=True):
@@ -37,17 +40,23 @@ class Rope(Struct, frozen=True, kw_only=True):
     truncate: bool = True  # yarn: whether the border dimensions are rounded outwards
 
 
-class ModelSpec(Struct, frozen=True, kw_only=True):
-    """Everything the decoder needs to know about a checkpoint. Sizes in elements."""
+class ModelShape(Struct, frozen=True, kw_only=True):
+    """What the worker needs to know of any model. Sizes in elements."""
 
     architecture: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int  # what a layer holds of a token at once is at most three times as much
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    eos_ids: tuple[int, ...] = ()
+
+
+class ModelSpec(ModelShape, frozen=True, kw_only=True):
+    """Everything our own decoder needs to know about a checkpoint."""
+
     rms_norm_eps: float = 1e-6
     rope: Rope = Rope()
     max_position: int  # tokens a request may have, after `sliding_window` is taken into account
@@ -58,7 +67,6 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     mlp_bias: bool = False
     qk_norm: bool = False
     dtype: str = "float32"  # of the checkpoint
-    eos_ids: tuple[int, ...] = ()
 
 
 def _llama(config: Fields) -> Fields:
@@ -104,25 +112,48 @@ MODELS: dict[str, Callable[[Fields], Fields]] = {
 }
 
 
+def implementation(folder: Path, asked: str = "auto") -> str:
+    """OWN or TRANSFORMERS: what "auto" means for the checkpoint in `folder`, else what is asked."""
+    if asked != "auto":
+        return asked
+    return OWN if _architecture(read_config(folder)) in MODELS else TRANSFORMERS
+
+
 def read_spec(folder: Path) -> ModelSpec:
     """The spec of the checkpoint in `folder`, from config.json and generation_config.json.
 
     Raises ValueError, with a sentence that names the cause, for what is missing or not supported.
     """
-    config = _read_json(folder / "config.json")
+    config = read_config(folder)
+    return spec_of(config, read_eos(folder, config))
+
+
+def read_config(folder: Path) -> Fields:
+    """config.json's content. Raises ValueError if there is none."""
+    return _read_json(folder / "config.json")
+
+
+def read_eos(folder: Path, config: Fields) -> int | list[int] | None:
+    """The ids that end an answer, from generation_config.json, else from `config`."""
     generation = folder / "generation_config.json"
     eos = _read_json(generation).get("eos_token_id") if generation.exists() else None
-    return spec_of(config, config.get("eos_token_id") if eos is None else eos)
+    return config.get("eos_token_id") if eos is None else eos
+
+
+def eos_ids(eos: int | list[int] | None) -> tuple[int, ...]:
+    return (eos,) if isinstance(eos, int) else tuple(eos or ())
 
 
 def spec_of(config: Fields, eos: int | list[int] | None) -> ModelSpec:
     """The spec that a config.json's content stands for, in the style of transformers 4 or 5."""
-    architecture = (config.get("architectures") or ["(none)"])[0]
+    architecture = _architecture(config)
     if architecture not in MODELS:
         raise ValueError(
             f"architecture {architecture} is not supported; supported are: {', '.join(MODELS)}"
         )
-    _refuse_unsupported(config)
+    if (activation := config.get("hidden_act", "silu")) != "silu":
+        raise ValueError(f"config.json: hidden_act {activation} is not supported, only silu{ELSE}")
+    refuse_weights(config)
     heads = _number(config, "num_attention_heads")
     hidden = _number(config, "hidden_size")
     rope = _rope(config)
@@ -139,7 +170,7 @@ def spec_of(config: Fields, eos: int | list[int] | None) -> ModelSpec:
         "rope": rope,
         "tie_embeddings": bool(config.get("tie_word_embeddings")),
         "dtype": config.get("dtype") or config.get("torch_dtype") or "float32",
-        "eos_ids": (eos,) if isinstance(eos, int) else tuple(eos or ()),
+        "eos_ids": eos_ids(eos),
     } | MODELS[architecture](config)
     position = _number(config, "max_position_embeddings")
     if rope.kind == "yarn":  # configs name the length before scaling, or the one after it
@@ -155,9 +186,13 @@ def spec_of(config: Fields, eos: int | list[int] | None) -> ModelSpec:
     return spec
 
 
-def _refuse_unsupported(config: Fields) -> None:
-    if (activation := config.get("hidden_act", "silu")) != "silu":
-        raise ValueError(f"config.json: hidden_act {activation} is not supported, only silu")
+def _architecture(config: Fields) -> str:
+    name: str = (config.get("architectures") or ["(none)"])[0]
+    return name
+
+
+def refuse_weights(config: Fields) -> None:
+    """Raise ValueError with a sentence for weights in a form that nothing here reads."""
     if quantization := config.get("quantization_config"):
         method = quantization.get("quant_method", "unknown")
         raise ValueError(
@@ -176,11 +211,13 @@ def _rope(config: Fields) -> Rope:
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in ROPE_KINDS:
         raise ValueError(
-            f"config.json: rope type {kind} is not supported, only {', '.join(ROPE_KINDS)}"
+            f"config.json: rope type {kind} is not supported, only {', '.join(ROPE_KINDS)}{ELSE}"
         )
     partial = parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     if partial != 1.0:
-        raise ValueError(f"config.json: partial_rotary_factor {partial} is not supported, only 1.0")
+        raise ValueError(
+            f"config.json: partial_rotary_factor {partial} is not supported, only 1.0{ELSE}"
+        )
     if kind == "default":
         return Rope(theta=theta)
     position = _number(config, "max_position_embeddings")

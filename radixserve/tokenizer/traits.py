@@ -61,6 +61,7 @@ def traits_of(template: ChatTemplate, vocabulary: Vocabulary) -> Traits:
     shown = text(user, offered=True)
     places = [shown.find(name) for name in TOOLS]
     turns = text(user, answer, after)
+    knows_reasoning = any(word in template.source for word in ("reasoning", "think"))
     other_day = ChatTemplate(template.source, vocabulary, now=OTHER_DAY)
     return Traits(
         turn_end=_first_mark(turns.partition(SAID)[2].partition(NEXT)[0], vocabulary),
@@ -72,7 +73,7 @@ def traits_of(template: ChatTemplate, vocabulary: Vocabulary) -> Traits:
             not text(user, answer, after, offered=offered).startswith(text(user, offered=offered))
             for offered in (False, True)
         ),
-        drops_reasoning=bool(turns) and THOUGHT not in text(user, thoughtful, after),
+        drops_reasoning=knows_reasoning and THOUGHT not in text(user, thoughtful, after),
     )
 
 

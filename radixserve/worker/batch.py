@@ -1,6 +1,6 @@
 """A `RunStep`'s rows as the tensors of one forward pass. Reads the slots, changes nothing.
 
-The runner calls it once per step; the decoder and the attention backend read the result.
+The runner calls it once per step; the model and the attention backend read the result.
 """
 
 from collections.abc import Mapping, Sequence

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from radixserve.models.decoder import Decoder
+from radixserve.models.model import Model
 from radixserve.worker.attention import Attention, StepPlan
 from radixserve.worker.batch import INPUTS, Batch, HostBatch, Repeats, bring, with_last
 from radixserve.worker.upload import FixedInputs
@@ -38,11 +38,11 @@ class Computed(NamedTuple):
 
 
 class Forward:
-    """The decoder over the steps' batches. Not for two steps at a time."""
+    """The model over the steps' batches. Not for two steps at a time."""
 
     def __init__(
         self,
-        decoder: Decoder,
+        model: Model,
         attention: Attention,
         last_tokens: Tensor,
         page_table: Tensor,
@@ -52,7 +52,7 @@ class Forward:
 
         `sizes`: numbers of tokens to make graphs for, ascending; none where the attention cannot.
         """
-        self._decoder = decoder
+        self._model = model
         self._attention = attention
         self._last_tokens = last_tokens
         self._page_table = page_table
@@ -61,11 +61,11 @@ class Forward:
         if not sizes or attention.fixed_shapes(1) is None:
             return
         pool = None
-        shape = (sizes[-1], decoder.spec.vocab_size)
+        shape = (sizes[-1], model.spec.vocab_size)
         logits = torch.empty(shape, dtype=torch.float32, device=page_table.device)
         # the largest first: the others then find room in its memory
         for size in reversed(sizes):
-            graph = Graph(decoder, attention, last_tokens, page_table, logits[:size])
+            graph = Graph(model, attention, last_tokens, page_table, logits[:size])
             pool = graph.capture(pool)
             self._graphs.insert(0, graph)
 
@@ -80,9 +80,9 @@ class Forward:
                 return Computed(replayed, replayed[:0])
         batch = bring(host, self._last_tokens, self._page_table)
         attend = plan.bind(batch, repeats)
-        hidden = self._decoder.hidden(batch.tokens, batch.positions, attend, batch.wanted)
+        hidden = self._model.hidden(batch.tokens, batch.positions, attend, batch.wanted)
         sampled, scored = torch.split(hidden, [len(hidden) - scores, scores])
-        return Computed(self._decoder.logits(sampled), scored)
+        return Computed(self._model.logits(sampled), scored)
 
     def _graph(self, num_tokens: int) -> "Graph | None":
         index = bisect_left(self._graphs, num_tokens, key=lambda graph: graph.num_tokens)
@@ -94,7 +94,7 @@ class Graph:
 
     def __init__(
         self,
-        decoder: Decoder,
+        model: Model,
         attention: Attention,
         last_tokens: Tensor,
         page_table: Tensor,
@@ -102,7 +102,7 @@ class Graph:
     ) -> None:
         """`logits` [num_tokens, vocab]: where the results go; all graphs may have the same."""
         self.num_tokens = num_tokens = len(logits)
-        self._decoder = decoder
+        self._model = model
         self._attention = attention
         self._last_tokens = last_tokens
         self._page_table = page_table
@@ -153,4 +153,4 @@ class Graph:
         batch = Batch(**inputs, page_table=self._page_table)
         plan = {name: t for name, t in tensors.items() if name not in INPUTS}
         attend = self._attention.bind_fixed(batch, plan)
-        self._logits.copy_(self._decoder(batch.tokens, batch.positions, attend, batch.wanted))
+        self._logits.copy_(self._model(batch.tokens, batch.positions, attend, batch.wanted))

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from msgspec import Struct
 
-from radixserve.models.spec import ModelSpec
+from radixserve.models.spec import ModelShape
 from radixserve.worker import cgroup
 
 LOGITS_COPIES = 6  # float32: logits twice, log probabilities, scaled, sorted, token counts
@@ -91,7 +91,7 @@ def size_pool(
 
 
 def working_bytes(
-    spec: ModelSpec, *, tokens: int, rows: int, dtype: torch.dtype, device: torch.device
+    spec: ModelShape, *, tokens: int, rows: int, dtype: torch.dtype, device: torch.device
 ) -> int:
     """Memory of a step of `tokens` tokens that samples for `rows` rows, estimated from above.
 

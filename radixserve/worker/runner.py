@@ -7,16 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from radixserve.config import WorkerConfig
 from radixserve.messages import Admit, Row, RunStep, Sampling, Score, StepDone, WorkerReady, pack
-from radixserve.models.decoder import Decoder
 from radixserve.models.load import DUMMY, fingerprint, load
+from radixserve.models.model import Model
 from radixserve.models.operators import OPERATORS
-from radixserve.models.spec import ModelSpec
+from radixserve.models.spec import TRANSFORMERS, ModelShape, implementation
 from radixserve.worker.attention import BACKENDS, Attention, Setting
 from radixserve.worker.batch import HostBatch, Repeats, gather_rows, plan_copies
 from radixserve.worker.forward import Forward, graph_sizes
@@ -49,10 +50,10 @@ class Runner:
         backend = backend_of(config)
         free_bytes = free_memory(self._device)
         with self._timed("load weights"):
-            self._decoder = _decoder(config, folder, backend)
-        spec, context_length = self._decoder.spec, self._decoder.context_length
+            self._model = model = _model(config, folder, backend)
+        spec, context_length = model.spec, model.context_length
         with self._timed("allocate pool"):
-            self._cache, pool = make_cache(self._decoder, config, free_bytes)
+            self._cache, pool = make_cache(model, config, free_bytes)
             max_pages = -(-context_length // config.page_size)
             self._slots = Slots(config.max_running_requests, max_pages, self._device)
             setting = Setting(
@@ -60,7 +61,7 @@ class Runner:
                 DTYPES[config.dtype],
                 self._slots.page_table,
                 num_heads=spec.num_heads,
-                scale=spec.head_dim**-0.5,
+                options=model.options,
                 deterministic=config.enable_deterministic_inference,
             )
             self._attention: Attention = backend(setting)
@@ -69,12 +70,13 @@ class Runner:
                 config.max_running_requests, spec.vocab_size, self._device, grammars
             )
         with self._timed("capture graphs"):
+            graphs = model.capturable and not config.disable_cuda_graph
             self._forward = Forward(
-                self._decoder,
+                model,
                 self._attention,
                 self._sampler.last_tokens,
                 self._slots.device_table,
-                graph_sizes(0 if config.disable_cuda_graph else config.cuda_graph_max_bs),
+                graph_sizes(config.cuda_graph_max_bs if graphs else 0),
             )
         with self._timed("warm-up"):
             # on a GPU as large as a step gets: what is too large for its memory fails here
@@ -90,7 +92,7 @@ class Runner:
             fingerprint=fingerprint(folder, config.load_format),
             startup=self.startup,
         )
-        self.detail = _detail(self._decoder, config, pool)
+        self.detail = _detail(model, config, pool)
 
     @torch.inference_mode()
     def submit(self, step: RunStep) -> Pending:
@@ -125,7 +127,7 @@ class Runner:
         asked = [row.score for row in step.rows if row.score is not None]
         scored = None
         if asked:
-            scored = score(self._decoder.logits, hidden, asked, at_once=self._at_once)
+            scored = score(self._model.logits, hidden, asked, at_once=self._at_once)
         slots = [row.slot for row in step.rows if row.sample]
         for slot in slots:
             self._slots[slot].sampled = True
@@ -175,30 +177,37 @@ class Runner:
         self.run(RunStep(step=0, rows=(), frees=tuple(admit.slot for admit in admits)))
 
 
-def _decoder(config: WorkerConfig, folder: Path, backend: type[Attention]) -> Decoder:
-    """The model of a resolved `config`, with the operators that go with its backend."""
+def _model(config: WorkerConfig, folder: Path, backend: type[Attention]) -> Model:
+    """The model of a resolved `config`; our own with the operators that go with its backend."""
+    settings: dict[str, Any] = {
+        "device": config.device,
+        "dtype": DTYPES[config.dtype],
+        "context_length": config.context_length,
+        "load_format": config.load_format,
+    }
+    if implementation(folder, config.model_impl) == TRANSFORMERS:
+        if config.enable_deterministic_inference:
+            raise ValueError(
+                "--enable-deterministic-inference needs the model's code to be radixserve's: what"
+                " transformers computes may differ in the last bit from one batch to another"
+            )
+        from radixserve.models.transformers_model import load_transformers  # seconds to import
+
+        return load_transformers(folder, **settings)
     operators = backend.operators
     if config.enable_deterministic_inference:
         operators = backend.deterministic_operators
-    return load(
-        folder,
-        device=config.device,
-        dtype=DTYPES[config.dtype],
-        context_length=config.context_length,
-        operators=OPERATORS[operators](torch.device(config.device)),
-        load_format=config.load_format,
-    )
+    return load(folder, operators=OPERATORS[operators](torch.device(config.device)), **settings)
 
 
-def _detail(decoder: Decoder, config: WorkerConfig, pool: PoolSize) -> str:
+def _detail(model: Model, config: WorkerConfig, pool: PoolSize) -> str:
     """One line on what was chosen."""
     return (
-        f"{decoder.spec.architecture}"
+        f"{model.spec.architecture}"
         f"{' with dummy weights' if config.load_format == DUMMY else ''},"
         f" {config.dtype} on {config.device} ({config.num_threads} threads,"
         f" {config.attention_backend} attention); {pool}; {config.max_running_requests} slots;"
-        f" context of {decoder.context_length} tokens"
-        f"{' (the model slides its window beyond)' if decoder.spec.sliding_window else ''}"
+        f" context of {model.context_length} tokens{f' ({model.detail})' if model.detail else ''}"
     )
 
 
@@ -220,19 +229,19 @@ def backend_of(config: WorkerConfig) -> type[Attention]:
     return backend
 
 
-def make_cache(decoder: Decoder, config: WorkerConfig, free_bytes: int) -> tuple[KVCache, PoolSize]:
-    """The K/V cache for `decoder`, sized by a resolved `config`.
+def make_cache(model: Model, config: WorkerConfig, free_bytes: int) -> tuple[KVCache, PoolSize]:
+    """The K/V cache for `model`, sized by a resolved `config`.
 
     `free_bytes`: free memory before the weights were loaded.
     """
-    size = pool_size(decoder.spec, config, free_bytes, decoder.weight_bytes)
+    size = pool_size(model.spec, config, free_bytes, model.weight_bytes)
     dtype, device = _kv_dtype(config), torch.device(config.device)
-    shape = _page_shape(decoder.spec, config)
+    shape = _page_shape(model.spec, config)
     return KVCache(num_pages=size.num_pages, dtype=dtype, device=device, **shape), size
 
 
 def pool_size(
-    spec: ModelSpec, config: WorkerConfig, free_bytes: int, weight_bytes: int
+    spec: ModelShape, config: WorkerConfig, free_bytes: int, weight_bytes: int
 ) -> PoolSize:
     """What the K/V pool gets of `free_bytes`, weights included. ValueError if it is nothing."""
     return size_pool(
@@ -252,7 +261,7 @@ def pool_size(
     )
 
 
-def _page_shape(spec: ModelSpec, config: WorkerConfig) -> dict[str, int]:
+def _page_shape(spec: ModelShape, config: WorkerConfig) -> dict[str, int]:
     return {
         "num_layers": spec.num_layers,
         "page_size": config.page_size,

@@ -60,7 +60,8 @@ def test_unsupported_checkpoint_is_refused_early(tmp_path):
     config = folder / "config.json"
     config.write_text(config.read_text().replace("LlamaForCausalLM", "GPT2LMHeadModel"))
     with pytest.raises(ValueError, match="GPT2LMHeadModel is not supported"):
-        resolve(str(folder), tmp_path, print)
+        resolve(str(folder), tmp_path, print, model_impl="radixserve")
+    assert resolve(str(folder), tmp_path, print) == folder, "the worker sees whether it can"
 
 
 def test_file_is_converted_once(gguf_file, tmp_path):

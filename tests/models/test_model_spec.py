@@ -128,7 +128,7 @@ def test_end_tokens(tmp_path, eos, in_generation, expected):
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.*LlamaForCausalLM.*Qwen3"),
         ({"architectures": None}, r"\(none\) is not supported"),
-        ({"hidden_act": "gelu"}, "hidden_act gelu"),
+        ({"hidden_act": "gelu"}, "hidden_act gelu .*; --model-impl transformers may serve it"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised .awq."),
         ({"torch_dtype": "float8_e4m3fn"}, "dtype float8_e4m3fn"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type dynamic"),

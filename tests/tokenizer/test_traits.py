@@ -25,7 +25,7 @@ LAST_THOUGHTS = (  # as Qwen3's
     f"{{% for m in messages %}}{{% if loop.last %}}{THOUGHTS}{{% endif %}}{TURN}{{% endfor %}}"
 )
 EMPTY_THOUGHTS = TURNS + HEADER.replace("assistant\n", "assistant\n<think>\n\n</think>\n\n")
-PLAIN = Traits(turn_end="<|im_end|>", prints_system=True, drops_reasoning=True)
+PLAIN = Traits(turn_end="<|im_end|>", prints_system=True)
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +58,7 @@ def test_what_breaks_prefixes_is_said(
     traits = found(source, vocabulary)
     assert getattr(traits, trait)
     assert any(note in text for text in traits.notes())
-    assert not getattr(found(TOOLS + TURNS + HEADER, vocabulary), trait) or trait in (
-        "drops_reasoning",
-    )
+    assert not getattr(found(TOOLS + TURNS + HEADER, vocabulary), trait)
 
 
 def test_tools_and_system(vocabulary: Vocabulary) -> None:

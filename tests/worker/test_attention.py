@@ -23,6 +23,7 @@ from radixserve_kernels.attention_options import Options
 HEAD_DIM = 16
 NUM_PAGES = 64
 CPU = torch.device("cpu")
+PLAIN = Options(0.3)
 backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
@@ -80,12 +81,15 @@ class Case:
         qk, v = self.qkv.clone().split((self.q_heads + self.kv_heads, self.kv_heads), 1)
         return qk, v
 
-    def expected(self, layer: int) -> torch.Tensor:
+    def expected(self, layer: int, options: Options, *, rotated: bool) -> torch.Tensor:
         keys, values = self.cache.key(layer).clone(), self.cache.value(layer).clone()
         qk, v = self.inputs()
         q, k = qk.split((self.q_heads, self.kv_heads), 1)
         slots, turn = self.batch.write_slots, self.turn.squeeze(1)
-        reference.rope_kv_write(q, k, v, turn, keys, values, slots)
+        if rotated:
+            reference.kv_write(k, v, keys, values, slots)
+        else:
+            reference.rope_kv_write(q, k, v, turn, keys, values, slots)
         return reference.paged_attention(
             q,
             keys,
@@ -93,17 +97,21 @@ class Case:
             self.batch.page_table,
             self.batch.positions,
             self.batch.token_slot,
-            Options(0.3),
+            options,
         )
 
-    def check(self, backend: str) -> None:
+    def check(
+        self, backend: str, options: tuple[Options, Options] = (PLAIN, PLAIN), *, rotated=False
+    ) -> None:
+        """`options` of the two layers; `rotated`: queries and keys are taken as they are."""
         setting = Setting(
-            self.cache, torch.float32, self.host.page_table, num_heads=self.q_heads, scale=0.3
+            self.cache, torch.float32, self.host.page_table, self.q_heads, options=options
         )
         attend = BACKENDS[backend](setting).plan(self.host).bind(self.batch)
         for layer in (1, 0):
-            expected = self.expected(layer)
-            got = attend(layer, *self.inputs(), self.turn)
+            expected = self.expected(layer, options[layer], rotated=rotated)
+            got = attend(layer, *self.inputs(), None if rotated else self.turn)
+            assert got.isfinite().all()
             if layer == 1:  # the last one, of which only what is sampled matters
                 got, expected = got[self.batch.wanted], expected[self.batch.wanted]
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
@@ -140,6 +148,26 @@ def test_page_sizes(backend, page_size):
     Case([(7, 1), (6, 3), (0, 5)], page_size=page_size).check(backend)
 
 
+@backends
+@pytest.mark.parametrize(
+    "options",
+    [
+        (Options(0.3, window=9), PLAIN),
+        (PLAIN, Options(0.2, window=8)),
+        (Options(0.3, window=1), Options(0.1, window=17)),
+        (Options(0.4, softcap=1.5), Options(0.3, softcap=0.5, window=12)),
+    ],
+    ids=str,
+)
+def test_each_layer_has_its_own_options(backend, options):
+    Case([(15, 1), (0, 8), (33, 1), (20, 9), (0, 2), (40, 1), (0, 19)]).check(backend, options)
+
+
+@backends
+def test_rotated_queries_and_keys_are_taken_as_they_are(backend):
+    Case([(15, 1), (0, 8), (5, 9)]).check(backend, rotated=True)
+
+
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 40), st.sampled_from([1, 1, 1, 2, 7, 8, 9])),
@@ -147,10 +175,12 @@ def test_page_sizes(backend, page_size):
         max_size=7,
     ),
     consecutive=st.booleans(),
+    windows=st.tuples(*[st.sampled_from([0, 0, 1, 5, 8, 24, 60])] * 2),
 )
-@settings(max_examples=40, deadline=None)
-def test_torch_backend_on_any_step(rows, consecutive):
-    Case(rows, consecutive=consecutive).check("torch")
+@settings(max_examples=60, deadline=None)
+def test_torch_backend_on_any_step(rows, consecutive, windows):
+    options = tuple(Options(0.3, window=window) for window in windows)
+    Case(rows, consecutive=consecutive).check("torch", options)
 
 
 def test_small_groups_when_little_fits(monkeypatch):
@@ -162,7 +192,9 @@ def test_small_groups_when_little_fits(monkeypatch):
 
 def test_blocks_of_a_long_row(monkeypatch):
     monkeypatch.setattr("radixserve.worker.attention.torch_paged.BLOCK_TOKENS", 7)
-    Case([(9, 20), (0, 20), (16, 8), (3, 14)]).check("torch")
+    case = Case([(9, 20), (0, 20), (16, 8), (3, 14)])
+    case.check("torch")
+    case.check("torch", (Options(0.3, window=10), Options(0.3, softcap=1.0)))
 
 
 @given(

@@ -177,7 +177,7 @@ class Alone:
         batch = bring(host, runner._sampler.last_tokens, runner._slots.device_table)
         wanted = torch.arange(len(prompt) - 1, len(tokens), dtype=torch.int32)
         attend = plan.bind(batch)
-        logits = runner._decoder(batch.tokens, batch.positions, attend, wanted)
+        logits = runner._model(batch.tokens, batch.positions, attend, wanted)
         runner._change_slots(RunStep(0, (), frees=(0,)))
         values, ids = logits.log_softmax(-1).topk(TOP)
         return [

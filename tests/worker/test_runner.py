@@ -47,3 +47,20 @@ def test_the_flag_chooses_the_operators(checkpoint, monkeypatch, asked):
     )
     Runner(config, checkpoint)
     assert made == ["triton-deterministic" if asked else "triton"]
+
+
+@pytest.mark.parametrize("impl", ["auto", "transformers"])
+def test_transformers_code_is_not_deterministic(checkpoint, tmp_path, impl):
+    """Whether it was asked for, or is all there is for the architecture."""
+    if impl == "auto":
+        config = (checkpoint / "config.json").read_text()
+        (tmp_path / "config.json").write_text(config.replace("LlamaFor", "OtherFor"))
+        checkpoint = tmp_path
+    config = WorkerConfig(
+        device="cpu",
+        attention_backend="triton",
+        model_impl=impl,
+        enable_deterministic_inference=True,
+    )
+    with pytest.raises(ValueError, match=r"--enable-deterministic-inference needs .* radixserve's"):
+        Runner(config, checkpoint)

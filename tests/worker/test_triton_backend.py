@@ -8,6 +8,7 @@ from radixserve.models.operators import OPERATORS
 from radixserve.worker.attention import Setting
 from radixserve.worker.attention.triton import Items, TritonPaged, TritonPlan
 from radixserve.worker.kv_cache import KVCache
+from radixserve_kernels.attention_options import Options
 from radixserve_kernels.attention_plan import Plan
 
 CPU = torch.device("cpu")
@@ -24,7 +25,10 @@ def attention(*, deterministic=True):
         device=CPU,
     )
     table = np.zeros((2, 4), np.int32)
-    return TritonPaged(Setting(cache, torch.float32, table, 4, 0.25, deterministic=deterministic))
+    options = [Options(0.25)]
+    return TritonPaged(
+        Setting(cache, torch.float32, table, 4, options, deterministic=deterministic)
+    )
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

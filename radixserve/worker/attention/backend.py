@@ -1,17 +1,16 @@
 """What an attention backend is. Implemented by the other files of this folder, one class each."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
 from msgspec import Struct
 
+from radixserve.models.model import Attend
 from radixserve.worker.batch import Batch, HostBatch, Repeats
 from radixserve.worker.kv_cache import KVCache
-
-# (layer, qk [T, Hq + Hkv, D], v [T, Hkv, D], turn [T, 1, D/2] complex64) -> [T, Hq, D]
-Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+from radixserve_kernels.attention_options import Options
 
 
 class Setting(Struct, frozen=True):
@@ -21,7 +20,7 @@ class Setting(Struct, frozen=True):
     dtype: torch.dtype  # of queries, and of K/V unless the cache holds codes
     page_table: np.ndarray  # [max_slots, max_pages] int32, the slots' own
     num_heads: int  # query heads
-    scale: float  # factor on q.k
+    options: Sequence[Options]  # what each layer wants
     deterministic: bool = False  # the same bits whatever the batch, on any GPU
 
 
@@ -41,13 +40,13 @@ class StepPlan(Protocol):
 
 
 class Attention(Protocol):
-    """Causal attention of each row's new tokens over all tokens of that row.
+    """Causal attention of each row's new tokens over all tokens of that row, or a layer's window.
 
     An `Attend` first rotates queries and keys by `turn` (as `models.rotary.rotate`, in place if it
-    likes), then writes k and v of all rows into the pages, then computes, and is valid for the
-    step it was planned for. In the last layer only the results of the batch's `wanted` tokens
-    have a meaning, since nothing looks at the others. What lies past a row's end or outside its
-    pages never takes part, whatever it holds.
+    likes; None: they are rotated), then writes k and v of all rows into the pages, then computes,
+    and is valid for the step it was planned for. In the last layer only the results of the batch's
+    `wanted` tokens have a meaning, since nothing looks at the others: these are finite. What lies
+    past a row's end or outside its pages never takes part, whatever it holds.
     """
 
     operators: ClassVar[str]  # which of `models.operators.OPERATORS` the decoder uses with it

@@ -2,8 +2,8 @@
 
 Rows with one new token are padded into groups of similar length; a row with several is computed
 alone. The query heads that share a K/V head become more queries of one head, so K and V are never
-expanded. Indices and masks are made once per step; per layer a group costs one gather of its pages
-and one `scaled_dot_product_attention`.
+expanded. Indices and masks are made once per step and window; per layer a group costs one gather of
+its pages and one `scaled_dot_product_attention`. Pages before a layer's window are not read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from radixserve.models.model import Attend
 from radixserve.models.rotary import rotate
-from radixserve.worker.attention.backend import Attend, Setting
+from radixserve.worker.attention.backend import Setting
 from radixserve.worker.batch import Batch, HostBatch, Repeats
 from radixserve.worker.kv_cache import KVCache
+from radixserve_kernels.attention_options import Options
 
 GROUP_BYTES = 2 << 20  # most K/V gathered at once for several rows, per thread: stays in its cache
 BLOCK_TOKENS = 256  # new tokens of a row computed at once behind a cached prefix
@@ -34,7 +36,7 @@ class TorchPaged:
 
     def __init__(self, setting: Setting) -> None:
         self._cache = setting.cache
-        self._scale = setting.scale
+        self._options = setting.options
         self._scratch = Scratch(setting.cache.pages[0])
 
     def forget(self, slot: int) -> None:
@@ -49,40 +51,53 @@ class TorchPaged:
     def bind_fixed(self, batch: Batch, tensors: Mapping[str, torch.Tensor]) -> Attend:
         raise AssertionError("the torch backend has no fixed shapes to bind")
 
-    def _decode(self, rows: np.ndarray, host: HostBatch) -> "list[Part]":
-        return [DecodeRows(rows, host, self._scratch, self._scale)] if len(rows) else []
-
     def attend(self, host: HostBatch, batch: Batch, repeats: Repeats | None) -> Attend:
         """What `TorchPlan.bind` gives."""
-        new = np.diff(host.row_start)
-        long = {
-            row: ExtendRow(row, host, self._scratch, self._scale)
-            for row in np.flatnonzero(new > 1).tolist()
-        }
-        parts: list[Part] = [*long.values(), *self._decode(np.flatnonzero(new == 1), host)]
-        # behind the last layer only the last tokens of sampled rows, and scored rows are looked at
-        scored = host.scored_rows
-        last: list[Part] = [long[row] for row in scored.tolist() if row in long]
-        last += self._decode(np.union1d(host.sampled, scored[new[scored] == 1]), host)
-        last_layer = len(self._cache.pages) - 1
+        longest = host.kv_len.max()
+        windows = [o.window if o.window < longest else 0 for o in self._options]
+        last_layer = len(windows) - 1
+        parts = {window: self._parts(host, window) for window in set(windows[:last_layer])}
+        last = self._last_parts(host, windows[last_layer])
         writer = KVWriter(host, batch, self._cache)
 
         def attend(
-            layer: int, qk: torch.Tensor, v: torch.Tensor, turn: torch.Tensor
+            layer: int, qk: torch.Tensor, v: torch.Tensor, turn: torch.Tensor | None
         ) -> torch.Tensor:
-            pages = self._cache.pages[layer]
-            qk = rotate(qk, turn)
+            pages, options = self._cache.pages[layer], self._options[layer]
+            if turn is not None:
+                qk = rotate(qk, turn)
             q, k = qk[:, : -v.shape[1]], qk[:, -v.shape[1] :]
             writer.write(pages, k, v)
             if repeats is not None:
                 k, v = (x.index_select(0, repeats.tokens) for x in (k, v))
                 self._cache.put(layer, repeats.places, k, v)
-            out = torch.empty_like(q)
-            for part in parts if layer < last_layer else last:
-                part.attend(pages, q, out)
+            out = q.new_zeros(q.shape)
+            for part in last if layer == last_layer else parts[windows[layer]]:
+                part.attend(pages, q, out, options)
             return out
 
         return attend
+
+    def _parts(self, host: HostBatch, window: int) -> list["Part"]:
+        """All rows of a step, for layers with this window."""
+        new = np.diff(host.row_start)
+        long, short = np.flatnonzero(new > 1), np.flatnonzero(new == 1)
+        return self._parts_of(host, window, long, short)
+
+    def _last_parts(self, host: HostBatch, window: int) -> list["Part"]:
+        """Behind the last layer only sampled rows' last tokens and scored rows are looked at."""
+        new, scored = np.diff(host.row_start), host.scored_rows
+        short = np.union1d(host.sampled, scored[new[scored] == 1])
+        return self._parts_of(host, window, scored[new[scored] > 1], short)
+
+    def _parts_of(
+        self, host: HostBatch, window: int, long: np.ndarray, short: np.ndarray
+    ) -> list["Part"]:
+        """All tokens of the rows `long`, then the last ones of the rows `short`."""
+        parts: list[Part] = [ExtendRow(row, host, self._scratch, window) for row in long.tolist()]
+        if len(short):
+            parts.append(DecodeRows(short, host, self._scratch, window))
+        return parts
 
 
 class TorchPlan:
@@ -145,36 +160,38 @@ class KVWriter:
 
 
 class Part(Protocol):
-    """Some rows of a step that are computed together."""
+    """Some rows of a step that are computed together, in all layers with the same window."""
 
-    def attend(self, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
+    def attend(
+        self, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor, options: Options
+    ) -> None:
         """Fill the rows' part of `out` [T, Hq, D] from q [T, Hq, D] and the layer's pages."""
 
 
 class DecodeRows:
     """The last tokens of rows, in groups of rows of similar length padded to the longest."""
 
-    def __init__(self, rows: np.ndarray, host: HostBatch, scratch: "Scratch", scale: float) -> None:
-        num_pages = -(-host.kv_len[rows] // scratch.page_size)
+    def __init__(self, rows: np.ndarray, host: HostBatch, scratch: "Scratch", window: int) -> None:
+        skipped = _pages_before(host.kv_len[rows] - 1, window, scratch.page_size)
+        num_pages = -(-host.kv_len[rows] // scratch.page_size) - skipped
         most = GROUP_BYTES * torch.get_num_threads() // scratch.page_bytes
-        groups = [rows[group] for group in group_similar(num_pages.tolist(), most)]
-        tokens = host.row_start[np.concatenate(groups) + 1] - 1
+        groups = group_similar(num_pages.tolist(), most)
+        tokens = host.row_start[rows[np.concatenate(groups)] + 1] - 1
         self._tokens = torch.from_numpy(tokens).to(scratch.device)
         self._sizes = [len(group) for group in groups]
-        self._readers = [KVReader(group, host, scratch) for group in groups]
-        self._masks = [_padding_mask(host.kv_len[group], scratch) for group in groups]
-        self._scale = scale
+        self._readers = [KVReader(rows[group], host, scratch, skipped[group]) for group in groups]
+        self._masks = [reader.last_token_mask(window) for reader in self._readers]
 
-    def attend(self, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
+    def attend(
+        self, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor, options: Options
+    ) -> None:
         num_kv_heads, head_dim = pages.shape[2], pages.shape[4]
         query = q.index_select(0, self._tokens).view(len(self._tokens), num_kv_heads, -1, head_dim)
         found = []
         groups = torch.split(query, self._sizes)
         for rows, reader, mask in zip(groups, self._readers, self._masks, strict=True):
             key, value = reader.read(pages)  # [rows, Hkv, longest, D]
-            found.append(  # rows: [rows, Hkv, G, D]
-                scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=self._scale)
-            )
+            found.append(_attention(rows, key, value, mask, options))  # rows: [rows, Hkv, G, D]
         out.index_copy_(0, self._tokens, torch.cat(found).view(-1, *q.shape[1:]))
 
 
@@ -182,69 +199,76 @@ class ExtendRow:
     """A row with several new tokens, in blocks of tokens that leave out what is after them.
 
     Behind a cached prefix the G query heads of a K/V head are queries of one head, G times as many:
-    its K/V is read once for all. From position 0 on the operator knows the mask, but only if heads
-    are apart; they share K/V by a stride of 0.
+    its K/V is read once for all. From position 0 on the operator knows the mask, unless something
+    lies before the window, but only if heads are apart; they share K/V by a stride of 0.
     """
 
-    def __init__(self, row: int, host: HostBatch, scratch: "Scratch", scale: float) -> None:
+    def __init__(self, row: int, host: HostBatch, scratch: "Scratch", window: int) -> None:
         begin, end = host.row_start[row : row + 2].tolist()
         self._length = int(host.kv_len[row])
         self._cached = self._length - (end - begin)
+        self._window = window if window < self._length else 0
         self._tokens = slice(begin, end)
-        self._reader = KVReader(np.array([row]), host, scratch)
+        skipped = _pages_before(np.array([self._cached]), self._window, scratch.page_size)
+        self._first = int(skipped[0]) * scratch.page_size  # position that is read first
+        self._reader = KVReader(np.array([row]), host, scratch, skipped)
         self._scratch = scratch
-        self._scale = scale
-        self._blocks: list[tuple[int, int, torch.Tensor]] = []  # first position, last + 1, mask
+        self._blocks: list[tuple[slice, slice, torch.Tensor]] = []  # new tokens, K/V read, mask
 
-    def attend(self, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
-        key, value = (x.transpose(0, 1) for x in self._reader.read(pages))  # [Hkv, 1, length, D]
+    def attend(
+        self, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor, options: Options
+    ) -> None:
+        key, value = (x.transpose(0, 1) for x in self._reader.read(pages))  # [Hkv, 1, read, D]
         grouped = torch.unflatten(q[self._tokens], 1, (pages.shape[2], -1))
         query = grouped.permute(1, 2, 0, 3)  # [Hkv, G, new, D]
         row_out = out[self._tokens].view_as(grouped)
-        if not self._cached:
+        if not (self._cached or self._window or options.softcap):
             shared = (*query.shape[:2], self._length, -1)
             found = scaled_dot_product_attention(
-                query, key.expand(shared), value.expand(shared), is_causal=True, scale=self._scale
+                query,
+                key.expand(shared),
+                value.expand(shared),
+                is_causal=True,
+                scale=options.scale,
             )
             row_out.copy_(found.permute(2, 0, 1, 3))
             return
         self._blocks = self._blocks or self._make_blocks(query.shape[1])
-        for first, stop, mask in self._blocks:
-            new = slice(first - self._cached, stop - self._cached)
+        for new, seen, mask in self._blocks:
             block = query[:, :, new]
-            found = scaled_dot_product_attention(
-                block.flatten(1, 2)[:, None],  # [Hkv, 1, G * new, D]
-                key[:, :, :stop],
-                value[:, :, :stop],
-                attn_mask=mask,
-                scale=self._scale,
-            )
+            rows = block.flatten(1, 2)[:, None]  # [Hkv, 1, G * new, D]
+            found = _attention(rows, key[:, :, seen], value[:, :, seen], mask, options)
             row_out[new] = found.view(block.shape).permute(2, 0, 1, 3)
 
-    def _make_blocks(self, group: int) -> list[tuple[int, int, torch.Tensor]]:
+    def _make_blocks(self, group: int) -> list[tuple[slice, slice, torch.Tensor]]:
+        blocks = []
         bounds = [*range(self._cached, self._length, BLOCK_TOKENS), self._length]
-        return [
-            (
-                first,
-                stop,
-                _additive_mask(
-                    np.arange(stop) > np.arange(first, stop)[:, None], self._scratch
-                ).repeat(group, 1),
-            )
-            for first, stop in pairwise(bounds)
-        ]
+        for first, stop in pairwise(bounds):
+            start = max(first + 1 - self._window, 0) if self._window else 0
+            seen, new = np.arange(start, stop), np.arange(first, stop)[:, None]
+            hidden = seen > new
+            if self._window:
+                hidden |= seen <= new - self._window
+            mask = _additive_mask(hidden, self._scratch).repeat(group, 1)
+            tokens = slice(first - self._cached, stop - self._cached)
+            blocks.append((tokens, slice(start - self._first, stop - self._first), mask))
+        return blocks
 
 
 class KVReader:
-    """Reads the K/V of some rows, whose places are the same in all layers."""
+    """Reads the K/V of some rows, whose places are the same in all layers with the same window."""
 
-    def __init__(self, rows: np.ndarray, host: HostBatch, scratch: "Scratch") -> None:
+    def __init__(
+        self, rows: np.ndarray, host: HostBatch, scratch: "Scratch", skipped: np.ndarray
+    ) -> None:
+        """`skipped` [rows]: pages at each row's beginning that are not read."""
         self._scratch = scratch
-        lengths = host.kv_len[rows]
+        self._lengths = lengths = host.kv_len[rows] - skipped * scratch.page_size
         self._longest = int(lengths.max())
         columns = -(-self._longest // scratch.page_size)
         kv_heads = np.arange(2 * scratch.num_kv_heads)[:, None]
-        pages = host.page_table[host.row_slot[rows], :columns].astype(np.int64)
+        index = np.minimum(skipped[:, None] + np.arange(columns), host.page_table.shape[1] - 1)
+        pages = host.page_table[host.row_slot[rows][:, None], index].astype(np.int64)
         pieces = pages[:, None] * len(kv_heads) + kv_heads
         self._shape = (len(lengths), 2, scratch.num_kv_heads, columns * scratch.page_size, -1)
         self._pieces = torch.from_numpy(pieces.ravel()).to(scratch.device)
@@ -263,6 +287,17 @@ class KVReader:
             found.view(-1, pages.shape[-1]).index_fill_(0, self._past, 0)
         kv = found.view(self._shape)[:, :, :, : self._longest]
         return kv[:, 0], kv[:, 1]
+
+    def last_token_mask(self, window: int) -> torch.Tensor | None:
+        """[rows, 1, 1, longest] for each row's last token, if anything is to be hidden.
+
+        That is what lies past the row's end or before its window.
+        """
+        place, lengths = np.arange(self._longest), self._lengths[:, None]
+        hidden = place >= lengths
+        if window:
+            hidden |= place < lengths - window
+        return _additive_mask(hidden, self._scratch)[:, None, None] if hidden.any() else None
 
 
 class Scratch:
@@ -287,10 +322,29 @@ class Scratch:
         return torch.index_select(source, 0, pieces, out=self._memory[: len(pieces)])
 
 
-def _padding_mask(lengths: np.ndarray, scratch: Scratch) -> torch.Tensor | None:
-    """[rows, 1, 1, longest] that hides what lies past each row's end, if anything does."""
-    past = np.arange(lengths.max()) >= lengths[:, None]
-    return _additive_mask(past, scratch)[:, None, None] if past.any() else None
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    options: Options,
+) -> torch.Tensor:
+    """query [..., N, D] on key and value [..., M, D], with an additive mask [..., N, M]."""
+    if not options.softcap:
+        return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=options.scale)
+    scores = query @ key.transpose(-2, -1)
+    scores = scores.float().mul_(options.scale / options.softcap).tanh_().mul_(options.softcap)
+    if mask is not None:
+        scores += mask
+    return torch.softmax(scores, -1).to(value.dtype) @ value
+
+
+def _pages_before(position: np.ndarray, window: int, page_size: int) -> np.ndarray:
+    """[rows], whole pages before the window of the tokens at `position` [rows]. 0: no window."""
+    if not window:
+        return np.zeros_like(position)
+    pages: np.ndarray = np.maximum(position + 1 - window, 0) // page_size
+    return pages
 
 
 def _additive_mask(hidden: np.ndarray, scratch: Scratch) -> torch.Tensor:

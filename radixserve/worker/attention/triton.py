@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
-from radixserve.worker.attention.backend import Attend, Setting
+from radixserve.models.model import Attend
+from radixserve.worker.attention.backend import Setting
 from radixserve.worker.batch import Batch, HostBatch, Repeats
 from radixserve.worker.kv_cache import FP8_CODES
 from radixserve.worker.upload import upload
@@ -95,27 +96,30 @@ class TritonPaged:
 
     def attend(self, batch: Batch, work: "Work", repeats: Repeats | None = None) -> Attend:
         """Attention over a batch whose work is on the device."""
-        from radixserve_kernels.attention_options import Options
         from radixserve_kernels.kv_write import kv_write
         from radixserve_kernels.paged_attention import paged_attention
         from radixserve_kernels.rope_kv_write import rope_kv_write
 
-        cache, options = self._setting.cache, Options(self._setting.scale)
+        cache, options = self._setting.cache, self._setting.options
 
         def attend(
-            layer: int, qk: torch.Tensor, v: torch.Tensor, turn: torch.Tensor
+            layer: int, qk: torch.Tensor, v: torch.Tensor, turn: torch.Tensor | None
         ) -> torch.Tensor:
             keys, values, scales = cache.key(layer), cache.value(layer), None
             if keys.dtype == FP8_CODES:
                 scales = (cache.key_scale(layer), cache.value_scale(layer))
             q, k = qk[:, : -v.shape[1]], qk[:, -v.shape[1] :]
-            rope_kv_write(q, k, v, turn.squeeze(1), keys, values, batch.write_slots, scales=scales)
+            slots = batch.write_slots
+            if turn is None:
+                kv_write(k, v, keys, values, slots, scales=scales)
+            else:
+                rope_kv_write(q, k, v, turn.squeeze(1), keys, values, slots, scales=scales)
             if repeats is not None:
                 k, v = (x.index_select(0, repeats.tokens) for x in (k, v))
                 kv_write(k, v, keys, values, repeats.places, scales=scales)
             return paged_attention(
-                q, keys, values, batch.page_table, batch.positions, work, self._tiles, options,
-                scales,
+                q, keys, values, batch.page_table, batch.positions, work, self._tiles,
+                options[layer], scales,
             )  # fmt: skip
 
         return attend
