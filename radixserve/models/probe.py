@@ -14,7 +14,6 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from radixserve_kernels.attention_options import Options
 
@@ -95,11 +94,24 @@ class Recorder:
         return value.repeat_interleave(groups, 1).transpose(1, 2).contiguous(), None
 
 
+class _States:
+    """The output of a network without its head, of which nothing else is known."""
+
+    def __init__(self, states: Tensor) -> None:
+        self.last_hidden_state = states
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        """The fields of each family's own output."""
+
+
 class _Given(torch.nn.Module):
     """Stands in for all of a network before its head, where what that gives is known."""
 
-    def forward(self, *, inputs_embeds: Tensor, **_: object) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)
+    def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> _States:
+        return _States(inputs_embeds)
 
 
 def hidden_states(

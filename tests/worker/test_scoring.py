@@ -143,9 +143,9 @@ def test_no_more_logits_live_at_once_than_memory_was_kept_for(make_runner, monke
     monkeypatch.setattr(runners, "working_bytes", working_bytes)
     runner = make_runner()
     sizes = []
-    logits = runner._decoder.logits
+    logits = runner._model.logits
     monkeypatch.setattr(
-        runner._decoder, "logits", lambda hidden: sizes.append(len(hidden)) or logits(hidden)
+        runner._model, "logits", lambda hidden: sizes.append(len(hidden)) or logits(hidden)
     )
     long = PROMPT * 4
     request = Request(0, long, range(12))
