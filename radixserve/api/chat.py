@@ -121,7 +121,7 @@ class _Chat:
         )
         self._named = ready.reading.choice.named
         self._tokens = ready.prompt.tokens
-        readers = [ready.reading.reader(ready.prompt.end) for _ in range(generation.num_choices)]
+        readers = [ready.reader() for _ in range(generation.num_choices)]
         return generation, readers
 
     def _logprobs(
