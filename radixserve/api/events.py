@@ -6,8 +6,8 @@ cancelled at once, which aborts its requests. A client that stops reading is dro
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STALL_SECONDS = 60.0  # a client that takes nothing for so long is dropped
+QUIET_SECONDS = 15.0  # after so long without an event the client is told that somebody is there
+WAITING = b": waiting\n\n"  # a comment: clients skip it, and their and proxies' clocks begin anew
 DONE = b"data: [DONE]\n\n"
 
 
@@ -61,11 +63,23 @@ async def answer_while_connected(receive: Receive, work: Coroutine[Any, Any, Res
     return await while_connected(receive, work) or Response(status_code=499)
 
 
+@asynccontextmanager
+async def _begun(work: Awaitable[T]) -> AsyncIterator[asyncio.Future[T]]:
+    """`work` while it goes on; it is cancelled at the end."""
+    future = asyncio.ensure_future(work)
+    try:
+        yield future
+    finally:
+        future.cancel()
+        await asyncio.gather(future, return_exceptions=True)
+
+
 class EventStream(Response):
     """Sends what an async generator yields. Its work begins when the response does.
 
     The headers wait for the first event, so an error before it is answered with its own status.
-    An error after it becomes an event, made by `fault`, and the stream ends with it.
+    Where a long prompt keeps that waiting, they are sent with comments, one each QUIET_SECONDS. An
+    error after the headers becomes an event, made by `fault`, and the stream ends with it.
     """
 
     media_type = "text/event-stream"
@@ -84,11 +98,16 @@ class EventStream(Response):
         await while_connected(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
-        async with aclosing(self._events) as events:
-            first = await anext(events)
+        async with aclosing(self._events) as events, _begun(anext(events)) as first:
+            await asyncio.wait((first,), timeout=QUIET_SECONDS)
+            if first.done():
+                first.result()  # an error still has its own status
             try:
                 await self._start(send)
-                await self._send(send, first)
+                while not first.done():
+                    await self._send(send, WAITING)
+                    await asyncio.wait((first,), timeout=QUIET_SECONDS)
+                await self._send(send, first.result())
                 async for data in events:
                     await self._send(send, data)
             except TimeoutError:

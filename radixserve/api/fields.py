@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from radixserve.api.errors import ApiError
-from radixserve.api.grammar import GrammarFields, make_grammar
+from radixserve.api.grammar import GrammarFields, Judge, make_grammar
 from radixserve.messages import Ready, Sampling, pack
 from radixserve.tokenizer.bans import banned_ids
 from radixserve.tokenizer.prompt import check_id
@@ -177,7 +177,11 @@ def kept_tokens(fields: GenerationFields, ready: Ready) -> int | None:
 
 
 def make_sampling(
-    fields: GenerationFields, ready: Ready, vocabulary: Vocabulary, top_logprobs: int
+    fields: GenerationFields,
+    ready: Ready,
+    vocabulary: Vocabulary,
+    top_logprobs: int,
+    judge: Judge,
 ) -> Sampling:
     """The sampling of the first choice. Raises ApiError or InvalidRequest (400).
 
@@ -203,7 +207,7 @@ def make_sampling(
         top_logprobs=top_logprobs,
         min_tokens=min(fields.min_tokens or 0, ready.max_total_tokens),
         stop_ids=_stop_ids(fields, ready, vocabulary.eos_ids),
-        grammar=make_grammar(fields),
+        grammar=make_grammar(fields, judge),
         prompt_logprobs=fields.prompt_best,
         logprob_start=fields.first_scored,
         allowed_ids=_allowed_ids(fields, ready),

@@ -15,6 +15,7 @@ from radixserve.api.body import BodyParser
 from radixserve.api.errors import ApiError
 from radixserve.api.history.splice import Splicer
 from radixserve.api.history.store import TurnStore
+from radixserve.api.judge import GrammarJudge
 from radixserve.api.metrics import Metrics
 from radixserve.config import Config, ServerConfig
 from radixserve.messages import Ready
@@ -25,6 +26,7 @@ from radixserve.tokenizer.engine import Engine
 from radixserve.tokenizer.templates import ChatTemplate, find_template
 from radixserve.tokenizer.told_tools import FORMAT as TOLD
 from radixserve.tokenizer.traits import Traits, traits_of
+from radixserve.tokenizer.unreadable import UnreadableParts
 from radixserve.tokenizer.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -62,9 +64,11 @@ class Front:
         self.splicer = self._splicer()
         self.model = config.server.served_model_name or folder.name
         self.created = int(time.time())
-        self.parser = BodyParser(config.server.max_body_bytes)
         self._noted: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.parser = BodyParser(config.server.max_body_bytes, strict=config.server.strict_fields)
+        self.unreadable = UnreadableParts(replaced=config.server.unreadable_parts == "placeholder")
+        self.judge = GrammarJudge()
         self._pool = ThreadPoolExecutor(PROMPT_THREADS, thread_name_prefix="prompt")
 
     def _knows_no_tools(self) -> bool:
@@ -113,6 +117,9 @@ class Front:
         return engine.ready
 
     def check_model(self, name: str | None) -> None:
+        """Raises ApiError 404 for another model, 400 where one must be named and is not."""
+        if name is None and self.config.strict_fields:
+            raise ApiError(400, "model is required", param="model")
         if name is not None and name != self.model:
             raise ApiError(
                 404,
@@ -129,6 +136,7 @@ class Front:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self.judge.close()
 
 
 def answer_format(

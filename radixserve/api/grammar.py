@@ -1,23 +1,28 @@
 """What an answer must fit, as clients ask for it, made one grammar in llguidance's form.
 
-Compiled here once to be judged, so that a wrong grammar is a 400 before anything is computed; the
-worker compiles it again where its masks are needed. What cannot be honoured fails: a schema with
-parts that llguidance does not know is refused, never loosened.
+Compiled once to be judged (`judge.py`), so that a wrong grammar is a 400 before anything is
+computed; the worker compiles it again where its masks are needed. What cannot be honoured fails: a
+schema with parts that llguidance does not know is refused, never loosened.
 """
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import msgspec
 from llguidance import LLMatcher
 from msgspec import Struct
 
 from radixserve.api.errors import ApiError
+from radixserve.tokenizer.invalid import shown
+
+Judge: TypeAlias = Callable[[str], str]  # what is wrong with a grammar; "" if nothing is
 
 MAX_GRAMMAR = 1 << 20  # characters
 MAX_CHOICES = 1000
 # Compact JSON: a grammar that allows any white space lets a small model write nothing else.
 JSON_FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_FORMATS = ("json_object", "json_schema")  # formats of a text; the answer may be calls instead
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -46,7 +51,7 @@ class GrammarFields(Struct, frozen=True, kw_only=True):
     grammar: str | None = None
 
 
-def make_grammar(fields: GrammarFields) -> str:
+def make_grammar(fields: GrammarFields, judge: Judge) -> str:
     """The grammar that was asked for, "" if none was. Slow for large ones: call it in a thread.
 
     Raises ApiError 400 that names the field.
@@ -58,22 +63,46 @@ def make_grammar(fields: GrammarFields) -> str:
         names = " and ".join(asked)
         raise ApiError(400, f"{names} exclude each other", param=list(asked)[1])
     ((param, (kind, value)),) = asked.items()
-    return judged(_grammar_text(kind, value, param), param)
+    return judged(_grammar_text(kind, value, param), param, judge)
 
 
-def judged(text: str, param: str) -> str:
+def judged(text: str, param: str, judge: Judge) -> str:
     """`text` if it is a grammar. ApiError 400 that names `param` if not."""
     if len(text) > MAX_GRAMMAR:
         raise ApiError(400, f"{param}: longer than {MAX_GRAMMAR} characters", param=param)
-    if wrong := LLMatcher.validate_grammar(text):
+    if wrong := judge(text):
         raise ApiError(400, f"{param}: {_first_lines(wrong)}", param=param, code="invalid_grammar")
     return text
 
 
-def json_grammar(schema: dict[str, Any]) -> str:
-    """The grammar of JSON texts that fit a schema."""
-    text: str = LLMatcher.grammar_from_json_schema(schema, defaults=JSON_FORM)
+def json_grammar(schema: dict[str, Any], param: str) -> str:
+    """The grammar of JSON texts that fit a schema. ApiError 400 that names `param`."""
+    try:
+        text: str = LLMatcher.grammar_from_json_schema(schema, defaults=JSON_FORM)
+    except (ValueError, RecursionError) as error:
+        wrong = "it has numbers beyond 64 bits, or is nested too deep"
+        raise ApiError(400, f"{param}: {wrong}", param=param, code="invalid_grammar") from error
     return text
+
+
+def either(answer: str, calls: str) -> str:
+    """The grammar of what fits one of two, each in Lark or one grammar in llguidance's own form."""
+    return msgspec.json.encode(
+        {
+            "grammars": [
+                {"lark_grammar": "start: @answer | @calls"},
+                _part(answer) | {"name": "answer"},
+                _part(calls) | {"name": "calls"},
+            ]
+        }
+    ).decode()
+
+
+def _part(text: str) -> dict[str, Any]:
+    if not text.startswith("{"):
+        return {"lark_grammar": text}
+    (part,) = msgspec.json.decode(text, type=dict[str, Any])["grammars"]
+    return dict(part)
 
 
 def _asked(fields: GrammarFields) -> dict[str, tuple[str, Any] | None]:
@@ -124,7 +153,7 @@ def _response_format(wanted: dict[str, Any]) -> tuple[str, Any] | None:
         return "lark", wanted["grammar"]
     raise ApiError(
         400,
-        f"response_format: the type {str(kind)[:50]} is not supported by this server",
+        f"response_format: the type {shown(kind)} is not supported by this server",
         param="response_format",
         code="unsupported_parameter",
     )
@@ -132,7 +161,7 @@ def _response_format(wanted: dict[str, Any]) -> tuple[str, Any] | None:
 
 def _grammar_text(kind: str, value: Any, param: str) -> str:
     if kind == "json":
-        return json_grammar(_schema(value, param))
+        return json_grammar(_schema(value, param), param)
     if kind == "regex":
         text: str = LLMatcher.grammar_from_regex(value)
         return text

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from radixserve.api.errors import ApiError
 from radixserve.api.fields import GenerationFields, kept_tokens, make_sampling
 from radixserve.api.front import Front
+from radixserve.api.grammar import JSON_FORMATS
 from radixserve.api.history.ahead import compute_ahead, may_differ
 from radixserve.api.history.recorder import Recorder
 from radixserve.api.history.store import Said
@@ -19,6 +19,7 @@ from radixserve.api.reading import (
     Reader,
     Reading,
     make_reading,
+    or_calls,
     read_choice,
     strict_grammar,
 )
@@ -59,13 +60,14 @@ async def prepare(front: Front, fields: GenerationFields, asked: Asked) -> Prepa
 def _prepare(front: Front, fields: GenerationFields, asked: Asked, ready: Ready) -> Prepared:
     choice = read_choice(asked.tools, asked.tool_choice, asked.several, asked.strict)
     reading = make_reading(front, choice)
-    sampling = make_sampling(fields, ready, front.vocabulary, asked.top_logprobs)
-    if reading.grammar and sampling.grammar:
-        text = "tool_choice and a format of the answer exclude each other"
-        raise ApiError(400, text, param="tool_choice")
+    sampling = make_sampling(fields, ready, front.vocabulary, asked.top_logprobs, front.judge.fault)
+    # A format of the answer is one of its text, and an answer of forced calls has none.
+    grammar = reading.grammar or sampling.grammar
+    if not choice.forced and (fields.response_format or {}).get("type") in JSON_FORMATS:
+        grammar = or_calls(front, choice, grammar)
     salt, chat = fields.cache_salt or "", asked.conversation
     prompt = chat_prompt(front, chat, ready, kept_tokens(fields, ready), salt)
-    grammar = sampling.grammar or reading.grammar or strict_grammar(front, reading, prompt.end)
+    grammar = grammar or strict_grammar(front, reading, prompt.end)
     sampling = msgspec.structs.replace(sampling, grammar=grammar)
     return Prepared(prompt, sampling, reading, _listener(front, reading, prompt, chat, salt))
 

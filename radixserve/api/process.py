@@ -72,6 +72,7 @@ class _Process:
                 lifespan="off",
                 log_config=None,
                 access_log=False,
+                server_header=False,
                 timeout_graceful_shutdown=DRAIN_SECONDS,
             )
         )

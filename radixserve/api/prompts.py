@@ -46,7 +46,9 @@ def draft(front: Front, chat: Conversation, salt: str = "", *, recall: bool = Tr
             " or start the server with --chat-template FILE",
             code="no_chat_template",
         )
-    messages = conversation(chat.messages, knows_developer=template.knows_developer)
+    messages = conversation(
+        chat.messages, knows_developer=template.knows_developer, unreadable=front.unreadable
+    )
     write = partial(_write, front, template, chat)
     if front.splicer is None or not recall:
         return Draft(write(messages))

@@ -39,7 +39,7 @@ def fault_of(path: str, response: httpx.Response) -> dict[str, Any]:
     if path == MESSAGES or path.startswith(f"{MESSAGES}/"):
         assert told == {
             "type": "error",
-            "error": {"type": error["type"], "message": error["message"]},
+            "error": {key: error[key] for key in ("type", "message", "details") if key in error},
             "request_id": response.headers["x-request-id"],
         }
     else:

@@ -1,5 +1,6 @@
 """What clients get wrong is answered with 4xx in OpenAI's shape, and harms nobody."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -181,7 +182,10 @@ RAW: list[tuple[bytes, int]] = [
     (b'{"messages": [{"role": "user", "content": "\\ude00x"}], "prompt": "\\ude00x"}', 400),
     (b'{"messages": [{"role": "user", "content": "\xed\xa0\xbd"}], "prompt": "\xff"}', 400),
     (b'{"stop": "\\ud83d", "prompt": "x", "messages": [{"role": "user", "content": "x"}]}', 400),
-    (b'{"zzz": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", 400),
+    (b"[" * 100_000, 400),
+    (b'{"a":' * 100_000, 400),
+    (b'{"zzz": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400),
+    (b'{"zzz": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_001, 400),
     (b'{"tools": ' + b"[" * 3000 + b"]" * 3000 + b"}", 400),
     (b'{"temperature": NaN, "prompt": "x"}', 400),
     (b'{"temperature": 1e999, "prompt": "x", "messages": []}', 400),
@@ -196,7 +200,12 @@ RAW: list[tuple[bytes, int]] = [
     (b'{"n": 1, "\\u006e": 2, "prompt": "x", "messages": []}', 400),
     (b'{"zzz": {"a": 1, "a": 1}, "prompt": "x", "messages": []}', 400),
     (b'{"stream_options": {"x": "\\ud800"}, "prompt": "x", "messages": []}', 400),
+    (b'{"\\ud800": 1, "prompt": "x", "messages": []}', 400),
+    (b'{"\xff": 1, "prompt": "x", "messages": []}', 400),
+    (b'{"prompt": "x", "messages": []}\x00', 400),
+    (gzip.compress(b'{"prompt": "x"}'), 400),
     ('{"prompt": "x"}'.encode("utf-16"), 400),
+    ('{"prompt": "x"}'.encode("utf-32"), 400),
     (b'\xef\xbb\xbf{"prompt": "x"}', 400),
 ]
 
@@ -282,6 +291,8 @@ async def test_unknown_routes_and_methods(folder: Path) -> None:
         check(await client.get(CHAT), 405)
         check(await client.delete("/v1/models"), 405)
         check(await client.post("/health"), 405)
+        for path in (CHAT, "/v1/models", "/docs"):  # a redirect would name a host of the client's
+            check(await client.get(f"{path}/", headers={"host": "evil"}), 404)
 
 
 @both

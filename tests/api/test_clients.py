@@ -152,6 +152,45 @@ async def test_the_official_client_sees_the_error_of_a_stream(folder: Path) -> N
                 server.engine.deliver([Stop("the worker died")])
 
 
+@both
+async def test_a_client_that_waits_long_is_told_so(
+    folder: Path, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients and proxies give up on a stream that says nothing for minutes."""
+    monkeypatch.setattr(events, "QUIET_SECONDS", 0.05)
+    server = Server(folder, "Hello")
+    server.scheduler.pause = 0.2
+    async with server.listening() as url:
+        async with httpx.AsyncClient(base_url=url) as client:
+            told = (await client.post(route, json=body(route, stream=True))).text
+            server.scheduler.reject = "queue_full"
+            refused = await client.post(route, json=body(route, stream=True))
+        server.scheduler.reject = ""
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as client:
+            stream = await client.completions.create(model="tiny", prompt="x", stream=True)
+            said = "".join([chunk.choices[0].text async for chunk in stream])
+    assert told.startswith(events.WAITING.decode() * 2) and told.endswith("[DONE]\n\n")
+    assert refused.status_code == 503, "refused before anything was sent"
+    assert said == "Hello"
+
+
+async def test_an_error_after_a_long_wait_is_an_event(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "QUIET_SECONDS", 0.05)
+    server = endless(folder)
+    server.scheduler.pause = 30
+    async with (
+        server.listening() as url,
+        httpx.AsyncClient(base_url=url) as client,
+        client.stream("POST", CHAT, json=body(CHAT, stream=True)) as response,
+    ):
+        assert response.status_code == 200
+        server.engine.deliver([Stop("the worker died")])
+        lines = [line async for line in response.aiter_lines() if line.startswith("data")]
+    assert len(lines) == 1 and "the worker died" in lines[0]
+
+
 async def test_a_stalled_client_is_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "STALL_SECONDS", 0.2)
     taken = 0

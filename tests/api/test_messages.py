@@ -235,6 +235,13 @@ async def test_an_answer_that_fits_a_schema(server: Server) -> None:
     assert '"a"' in grammar and not LLMatcher.validate_grammar(grammar)
 
 
+async def test_an_answer_that_is_one_of_some(server: Server) -> None:
+    said = await say(server, CALL, tools=TOOLS, structured_outputs={"choice": [CALL, "No."]})
+    grammar = server.scheduler.submits[0].sampling.grammar
+    assert '"No."' in grammar and not LLMatcher.validate_grammar(grammar)
+    assert said["stop_reason"] == "tool_use", "a call that was chosen is a call"
+
+
 async def test_what_has_no_effect_is_accepted(server: Server) -> None:
     marked = [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]
     tools = [GO | {"cache_control": {"type": "ephemeral"}, "eager_input_streaming": True}]

@@ -43,6 +43,26 @@ async def test_messages_streams_and_counts(folder: Path) -> None:
         assert (await client.messages.create(**asked)).stop_reason == "end_turn"
 
 
+async def test_the_tool_runner_sends_the_whole_conversation(folder: Path) -> None:
+    """Told that there are no threads here, it goes on without; what a server holds is not sent."""
+
+    @anthropic.beta_async_tool
+    async def go(to: str) -> str:
+        """Goes there."""
+        return f"went to {to}"
+
+    server = Server(folder, CALL, tool_call_parser="hermes")
+    prompts, reasons = [], []
+    async with server.listening() as url, connect(url) as client:
+        asked: Any = {"model": "tiny", "max_tokens": 100, "messages": USER}
+        async for message in client.beta.messages.tool_runner(**asked, tools=[go]):
+            prompts.append(server.prompt)
+            reasons.append(message.stop_reason)
+            server.say("There.")
+    assert reasons == ["tool_use", "end_turn"]
+    assert "hi" in prompts[1] and "went to x" in prompts[1]
+
+
 async def test_a_tool_loop(folder: Path) -> None:
     server = Server(folder, CALL, tool_call_parser="hermes")
     async with server.listening() as url, connect(url) as client:

@@ -91,6 +91,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"stop_sequences": [""]}, "stop_sequences"),
     ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
+    ({"compaction": {"trigger": "now"}}, "compaction"),
+    ({"thread": {"type": "create"}}, "thread"),
     ({"thinking": {"type": "deep"}}, "thinking.type"),
     ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
     ({"tools": [{"input_schema": {}}]}, "tools[0].name"),

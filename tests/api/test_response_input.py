@@ -185,14 +185,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"text": {"format": {"type": "text"}}, "response_format": {"type": "text"}},
         "response_format",
     ),
-    (
-        {
-            "text": {"format": {"type": "json_object"}},
-            "tool_choice": "required",
-            "tools": [GO],
-        },
-        "tool_choice",
-    ),
 ]
 
 

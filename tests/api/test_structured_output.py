@@ -7,7 +7,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from tests.api.fakes import Server
-from tests.api.sending import CHAT, COMPLETIONS, answer, post
+from tests.api.responding import RESPONSES
+from tests.api.sending import CHAT, COMPLETIONS, MESSAGES, answer, post
 
 pytestmark = pytest.mark.anyio
 SCHEMA = {
@@ -60,6 +61,44 @@ async def test_every_name_becomes_a_grammar(
     grammars = {submit.sampling.grammar for submit in server.scheduler.submits}
     (grammar,) = grammars
     assert fits(grammar, right, folder) and not fits(grammar, wrong, folder)
+
+
+GO: dict[str, Any] = {"type": "function", "function": {"name": "go"}}
+CALL = '<tool_call>\n{"name": "go", "arguments": {"to": "x"}}\n</tool_call>'
+MAY_CALL: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": NAMED}, "tools": [GO]}),
+    (
+        RESPONSES,
+        {
+            "prompt": None,
+            "input": "hi",
+            "text": {"format": {"type": "json_schema", **NAMED}},
+            "tools": [{"type": "function", "name": "go"}],
+        },
+    ),
+    (
+        MESSAGES,
+        {
+            "output_config": {"format": {"type": "json_schema", **NAMED}},
+            "tools": [{"name": "go", "input_schema": {}}],
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("route", "fields"), MAY_CALL, ids=str)
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_xml"])
+async def test_an_answer_with_a_format_may_call_tools(
+    folder: Path, route: str, fields: dict[str, Any], parser: str
+) -> None:
+    """Where a grammar can tell calls from texts; agents send their format with every turn."""
+    server = Server(folder, FITS, tool_call_parser=parser)
+    async with server.client() as client:
+        await answer(client, route, **fields)
+    grammar = server.scheduler.submits[0].sampling.grammar
+    assert fits(grammar, FITS, folder) and not fits(grammar, "Hello", folder)
+    assert fits(grammar, CALL, folder) is (parser == "hermes")
+    assert not fits(grammar, CALL.replace("go", "stop"), folder)
 
 
 async def test_nothing_asked_is_no_grammar(folder: Path) -> None:

@@ -104,12 +104,15 @@ def test_version(tmp_path: Path, heading: str, package: str, same: bool) -> None
 # ---- set-up --------------------------------------------------------------------------------------
 
 
+FILES = ("serve", "model", "test", "clients", "bare")
+
+
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """A copy of the set-up with tiny requirements and a `pip` that only notes how it was called."""
     tree = project(
         tmp_path / "clone",
-        {f"requirements/{name}.txt": f"{name}-package==1\n" for name in ("serve", "model", "test")},
+        {f"requirements/{name}.txt": f"{name}-package==1\n" for name in FILES},
     )
     shutil.copytree(
         ROOT / "scripts", tree / "scripts", ignore=shutil.ignore_patterns("__pycache__")
@@ -159,6 +162,7 @@ def test_setup_installs_once_and_again_when_requirements_change(clone: Path) -> 
     (clone / "requirements/serve.txt").write_text("serve-package==2\n")
     start(clone, "test").communicate(timeout=30)
     assert len(calls(clone)) == 4 and "test.txt" in calls(clone)[2]
+    assert "bare.txt" not in calls(clone)[2] and "bare.txt" in calls(clone)[3]
     for kind in ("serve", "test"):
         assert start(clone, kind).communicate(timeout=30) == ("", "")
 

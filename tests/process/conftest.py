@@ -72,17 +72,13 @@ class Server:
         return code
 
 
-def start(folder: Path, *flags: str) -> Server:
-    """Launch a server on a free port and wait for the line with its URL."""
-    command = [
-        sys.executable,
-        "-m",
-        "radixserve.launch",
-        "--model-path",
-        str(folder),
-        "--port",
-        "0",
-    ]
+def start(folder: Path | None, *flags: str) -> Server:
+    """Launch a server on a free port and wait for the line with its URL.
+
+    On the checkpoint in `folder`; None: on the embedded model.
+    """
+    model = ["--model-path", str(folder)] if folder else []
+    command = [sys.executable, "-m", "radixserve.launch", *model, "--port", "0"]
     process = subprocess.Popen(
         [*command, *flags],
         stdout=subprocess.PIPE,

@@ -9,10 +9,12 @@ import pytest
 from radixserve.tokenizer.conversation import conversation
 from radixserve.tokenizer.invalid import InvalidRequest
 from radixserve.tokenizer.templates import ChatTemplate, find_template
+from radixserve.tokenizer.unreadable import UnreadableParts
 from radixserve.tokenizer.vocabulary import Vocabulary
 from tests.tokenizer import folders
 
 USER = {"role": "user", "content": "hi"}
+REFUSED = UnreadableParts(replaced=False)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,7 @@ def render(source: str, vocabulary: Vocabulary, *messages: dict[str, Any], **opt
 
 
 def talk(*messages: dict[str, Any]) -> list[dict[str, Any]]:
-    return conversation(messages, knows_developer=False)
+    return conversation(messages, knows_developer=False, unreadable=REFUSED)
 
 
 TOOLS = [{"type": "function", "function": {"name": "b", "a": "日本", "z": {"y": 1, "x": "<>&'"}}}]
@@ -143,9 +145,9 @@ def test_parts_are_joined_and_roles_mapped() -> None:
         {"role": "assistant", "content": "", "name": "n", "reasoning_content": "r"},
         {"role": "tool", "content": "a\nb", "tool_call_id": "c"},
     ]
-    assert conversation([{"role": "developer", "content": ""}], knows_developer=True) == [
-        {"role": "developer", "content": ""}
-    ]
+    developer = {"role": "developer", "content": ""}
+    kept = conversation([developer], knows_developer=True, unreadable=REFUSED)
+    assert kept == [developer]
 
 
 @pytest.mark.parametrize(

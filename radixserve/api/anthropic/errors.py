@@ -1,5 +1,7 @@
 """Errors as Anthropic's clients read them."""
 
+from typing import Any
+
 from msgspec import Struct
 
 from radixserve.api.errors import ApiError
@@ -15,11 +17,17 @@ TYPES = {
 }
 
 
-class MessagesErrorFields(Struct):
-    """What went wrong."""
+# Threads are conversations that a server holds, so that a turn sends only what is new. Anthropic's
+# client offers to make one and goes on without, sending the whole conversation, if told so here.
+NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
+class MessagesErrorFields(Struct, omit_defaults=True):
+    """What went wrong; `details` where a client can do something about it."""
 
     type: str
     message: str
+    details: dict[str, Any] | None = None
 
 
 class MessagesErrorBody(Struct, tag="error"):
@@ -31,7 +39,9 @@ class MessagesErrorBody(Struct, tag="error"):
 
 def error_body(error: ApiError, request_id: str) -> MessagesErrorBody:
     usual = "invalid_request_error" if error.status < 500 else "api_error"
-    fields = MessagesErrorFields(TYPES.get(error.status, usual), error.body.error.message)
+    told = error.body.error
+    details = NO_THREADS if told.param == "thread" else None
+    fields = MessagesErrorFields(TYPES.get(error.status, usual), told.message, details)
     return MessagesErrorBody(fields, request_id)
 
 

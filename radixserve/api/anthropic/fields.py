@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from radixserve.api.errors import ApiError
 from radixserve.api.fields import Count, GenerationFields, Share, check_stops
-from radixserve.api.grammar import json_grammar, judged
+from radixserve.api.grammar import Judge, StructuredOutputs, json_grammar, judged
 
 
 class Turn(Struct, frozen=True):
@@ -82,7 +82,7 @@ class PromptFields(Struct, frozen=True, kw_only=True):
 
 
 class MessagesFields(PromptFields, frozen=True, kw_only=True):
-    """The body of a request for a message. `seed`, `cache_salt` and `priority` are our own."""
+    """The body of a request for a message. What stands below `service_tier` is our own."""
 
     max_tokens: Count | None = None
     stop_sequences: list[str] | None = None
@@ -95,6 +95,7 @@ class MessagesFields(PromptFields, frozen=True, kw_only=True):
     seed: int | None = None
     cache_salt: str | None = None
     priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def check(self) -> None:
         PromptFields.check(self)
@@ -102,7 +103,7 @@ class MessagesFields(PromptFields, frozen=True, kw_only=True):
             raise ApiError(400, "max_tokens: Field required", param="max_tokens")
         check_stops(self.stop_sequences or (), "stop_sequences")
 
-    def generation(self) -> GenerationFields:
+    def generation(self, judge: Judge) -> GenerationFields:
         """The same in the terms of the other surfaces. Judges the format: call it in a thread."""
         return GenerationFields(
             max_tokens=self.max_tokens,
@@ -113,15 +114,18 @@ class MessagesFields(PromptFields, frozen=True, kw_only=True):
             seed=self.seed,
             cache_salt=self.cache_salt,
             priority=self.priority,
-            grammar=_grammar(self.output_config),
+            structured_outputs=self.structured_outputs,
+            response_format=_format(self.output_config, judge),
         )
 
 
-def _grammar(config: OutputConfig | None) -> str | None:
+def _format(config: OutputConfig | None, judge: Judge) -> dict[str, Any] | None:
+    """The format as chat has it. Raises ApiError 400, also for a schema that is no grammar."""
     if config is None or config.format is None:
         return None
     where = "output_config.format"
     schema = config.format.get("schema")
     if config.format.get("type") != "json_schema" or not isinstance(schema, dict):
         raise ApiError(400, f"{where}: a json_schema with its schema", param=where)
-    return judged(json_grammar(schema), where)
+    judged(json_grammar(schema, where), where, judge)
+    return {"type": "json_schema", "json_schema": {"schema": schema}}

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from radixserve.api.errors import ApiError
 from radixserve.api.reading import AUTO, REQUIRED
+from radixserve.tokenizer.invalid import shown
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class ToolReader:
             elif kind == "namespace":
                 self._add_namespace(read, tool, f"tools[{i}]")
             else:
-                self._leave_out(str(kind))
+                self._leave_out(shown(kind))
         return read
 
     def _add_namespace(self, read: Tools, tool: Mapping[str, Any], where: str) -> None:
@@ -54,18 +55,18 @@ class ToolReader:
         inner = tool.get("tools")
         if not isinstance(inner, list):
             raise ApiError(400, f"{where}.tools must be a list", param=f"{where}.tools")
-        shown = []
+        listed = []
         for i, function in enumerate(inner):
             at = f"{where}.tools[{i}]"
             if not isinstance(function, dict):
                 raise ApiError(400, f"{at} must be an object", param=at)
             if function.get("type") != "function":
-                self._leave_out(f"namespace/{function.get('type')}")
+                self._leave_out(f"namespace/{shown(function.get('type'))}")
                 continue
             _add_function(read, function, at, f"{space}.")
             read.names[f"{space}.{function['name']}"] = space, function["name"]
-            shown.append(_shown(function))
-        read.shown.append({"description": "", **tool, "tools": shown})
+            listed.append(_shown(function))
+        read.shown.append({"description": "", **tool, "tools": listed})
 
     def _leave_out(self, kind: str) -> None:
         if kind not in self._logged and len(self._logged) < MAX_LOGGED_TYPES:
@@ -89,7 +90,7 @@ def chat_choice(
     if kind == "allowed_tools" and isinstance(allowed, list) and mode in (AUTO, REQUIRED):
         names = [_full_name(tool) for tool in allowed if isinstance(tool, dict)]
         return [tool for tool in tools.functions if tool["function"]["name"] in names], mode
-    text = f"tool_choice: this form of {str(kind)[:50]} is not supported by this server"
+    text = f"tool_choice: this form of {shown(kind)} is not supported by this server"
     raise ApiError(400, text, param="tool_choice")
 
 
