@@ -80,6 +80,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             " * for all"
         ),
     ] = ""
+    drain_seconds: Annotated[
+        float,
+        Meta(
+            description="seconds for running requests to end in after SIGTERM or SIGINT; 0: none",
+            ge=0,
+        ),
+    ] = 30.0
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -242,6 +249,21 @@ def cache_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "radixserve"
 
 
+def state_home() -> Path:
+    """Folder of what a user leaves behind: $XDG_STATE_HOME or its usual place."""
+    return Path(os.environ.get("XDG_STATE_HOME", Path.home() / ".local/state")) / "radixserve"
+
+
+def plain_terminal() -> bool:
+    """Whether the user wants, or the terminal can show, nothing but text."""
+    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+
+
+def notify_socket() -> str:
+    """Where systemd wants to hear of this service ($NOTIFY_SOCKET); "" if it does not."""
+    return os.environ.get("NOTIFY_SOCKET", "")
+
+
 def worker_environment() -> dict[str, str]:
     """The environment of a worker process: its threads spin only briefly while they wait.
 
@@ -306,7 +328,12 @@ def parser(choices: dict[str, tuple[str, ...]]) -> argparse.ArgumentParser:
 def parse(argv: Sequence[str], choices: dict[str, tuple[str, ...]]) -> Config:
     """Command-line arguments as a `Config`. Ends the program with a message on a wrong one."""
     p = parser(choices)
-    args = vars(p.parse_args(argv))
+    return chosen(p, p.parse_args(argv))
+
+
+def chosen(p: argparse.ArgumentParser, parsed: argparse.Namespace) -> Config:
+    """What `p`, made by `parser`, has read. Ends the program with a message on a wrong value."""
+    args = vars(parsed)
     parts = {key: {name: args[name] for name in fields_of(part)} for key, part in PARTS.items()}
     try:
         quotas(args["tenant_quotas"])

@@ -311,6 +311,10 @@ class TenantStats(Struct, frozen=True, array_like=True):
     computed_tokens: int
 
 
+class Drain(Struct, frozen=True, tag=True):
+    """Refuse new requests, answer those that were submitted, then end."""
+
+
 class Stats(Struct, frozen=True, tag=True):
     """State of scheduler and cache about once a second; also the heartbeat. Counters only grow."""
 
@@ -386,5 +390,5 @@ LOSSES = {
 
 ToScheduler = Submit | Abort | Invalidate | SetQuota | WorkerReady | StepDone | Stop
 ToWorker = RunStep | Stop
-ToTokenizer = Ready | Tokens | Rejected | Pinned | Invalidated | Stats | Stop
+ToTokenizer = Ready | Tokens | Rejected | Pinned | Invalidated | Stats | Drain | Stop
 ToLaunch = Started | Failed

@@ -29,9 +29,9 @@ from radixserve.tokenizer.traits import Traits, traits_of
 from radixserve.tokenizer.unreadable import UnreadableParts
 from radixserve.tokenizer.vocabulary import Vocabulary
 
-log = logging.getLogger(__name__)
-
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 BACKGROUND_TASKS = 8  # at once
 PROMPT_THREADS = 2  # that render and encode prompts beside the event loop
@@ -53,29 +53,23 @@ class Front:
         self.vocabulary = Vocabulary(folder)
         self.template = find_template(folder, self.vocabulary, config.server.chat_template)
         self.special_tokens: dict[str, int] = self.vocabulary.special_tokens
-        self.grammar_tokens: dict[str, int] = self.vocabulary.grammar_tokens
         self.traits = traits_of(self.template, self.vocabulary) if self.template else Traits()
         for note in self.traits.notes():
             log.info("the chat template %s", note)
+        self.grammar_tokens: dict[str, int] = self.vocabulary.grammar_tokens
         self.format = answer_format(config.server, self.template, self.special_tokens)
-        self.tells_tools = self.template is not None and self._knows_no_tools()
+        self.tells_tools = tells_tools(config.server, self.template, self.traits, self.format)
         if self.tells_tools:
             self.format = with_told_calls(self.format)
         self.splicer = self._splicer()
         self.model = config.server.served_model_name or folder.name
         self.created = int(time.time())
-        self._noted: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.parser = BodyParser(config.server.max_body_bytes, strict=config.server.strict_fields)
         self.unreadable = UnreadableParts(replaced=config.server.unreadable_parts == "placeholder")
         self.judge = GrammarJudge()
+        self._noted: set[str] = set()
         self._pool = ThreadPoolExecutor(PROMPT_THREADS, thread_name_prefix="prompt")
-
-    def _knows_no_tools(self) -> bool:
-        """Whether tools have to be told in words: neither template nor tokens know them."""
-        if self.config.tool_call_parser != "auto" or self.traits.prints_tools:
-            return False
-        return self.format is None or (self.format.calls is None and not self.format.harmony)
 
     def _splicer(self) -> Splicer | None:
         """What remembers answers, if something is to."""
@@ -154,6 +148,15 @@ def answer_format(
     if found and found.calls is None and found.thoughts is None and not found.harmony:
         return None
     return found
+
+
+def tells_tools(
+    config: ServerConfig, template: ChatTemplate | None, traits: Traits, format: Format | None
+) -> bool:
+    """Whether tools have to be told in words: neither template nor tokens know them."""
+    if template is None or config.tool_call_parser != "auto" or traits.prints_tools:
+        return False
+    return format is None or (format.calls is None and not format.harmony)
 
 
 def with_told_calls(format: Format | None) -> Format:

@@ -4,25 +4,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from radixserve.api.constraint import answer_grammar
 from radixserve.api.fields import GenerationFields, kept_tokens, make_sampling
 from radixserve.api.front import Front
-from radixserve.api.grammar import JSON_FORMATS
 from radixserve.api.history.ahead import compute_ahead, may_differ
 from radixserve.api.history.recorder import Recorder
 from radixserve.api.history.store import Said
 from radixserve.api.prompts import ChatPrompt, Conversation, chat_prompt
-from radixserve.api.reading import (
-    Listener,
-    Reader,
-    Reading,
-    make_reading,
-    or_calls,
-    read_choice,
-    strict_grammar,
-)
+from radixserve.api.reading import Listener, Reader, Reading, make_reading, read_choice
 from radixserve.messages import Ready, Sampling
 
 
@@ -61,14 +53,10 @@ def _prepare(front: Front, fields: GenerationFields, asked: Asked, ready: Ready)
     choice = read_choice(asked.tools, asked.tool_choice, asked.several, asked.strict)
     reading = make_reading(front, choice)
     sampling = make_sampling(fields, ready, front.vocabulary, asked.top_logprobs, front.judge.fault)
-    # A format of the answer is one of its text, and an answer of forced calls has none.
-    grammar = reading.grammar or sampling.grammar
-    if not choice.forced and (fields.response_format or {}).get("type") in JSON_FORMATS:
-        grammar = or_calls(front, choice, grammar)
     salt, chat = fields.cache_salt or "", asked.conversation
     prompt = chat_prompt(front, chat, ready, kept_tokens(fields, ready), salt)
-    grammar = grammar or strict_grammar(front, reading, prompt.end)
-    sampling = msgspec.structs.replace(sampling, grammar=grammar)
+    grammar = answer_grammar(front, fields, sampling.grammar, reading, prompt.end)
+    sampling = replace(sampling, grammar=grammar)
     return Prepared(prompt, sampling, reading, _listener(front, reading, prompt, chat, salt))
 
 

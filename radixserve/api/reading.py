@@ -10,12 +10,11 @@ from msgspec import Struct
 
 from radixserve.api.errors import ApiError
 from radixserve.api.front import Front, new_id
-from radixserve.api.grammar import either, judged
+from radixserve.api.grammar import judged
 from radixserve.parsing.events import CallArguments, CallBegin, Content, Event, Reasoning
 from radixserve.parsing.forced import forced_calls
 from radixserve.parsing.format import Format, format_of
-from radixserve.parsing.parser import Parser, begins_in_thoughts
-from radixserve.parsing.strict import can_be_strict, strict_calls
+from radixserve.parsing.parser import Parser
 from radixserve.parsing.tools import Tool
 from radixserve.tokenizer.answer import Piece
 
@@ -108,47 +107,6 @@ def make_reading(front: Front, choice: Choice) -> Reading:
         )
         return Reading(choice, forced.format, judged(forced.grammar, "tools", front.judge.fault))
     return Reading(choice, format_of(format, bool(choice.tools)))
-
-
-def strict_grammar(front: Front, reading: Reading, prompt: str) -> str:
-    """What holds calls to the schemas of strict tools where the model is free to call; "": nothing.
-
-    `prompt`: that of the answer, or its end. Call it in a thread. Raises ApiError 400.
-    """
-    choice, format = reading.choice, reading.format
-    if choice.forced or not any(tool.strict for tool in choice.tools):
-        return ""
-    if format is None or not can_be_strict(format, front.grammar_tokens):
-        name = format.name if format else "none"
-        front.note(f"strict tools are not enforced under tool_choice auto in the format {name}")
-        return ""
-    grammar = strict_calls(
-        format,
-        choice.tools,
-        several=choice.several,
-        special_tokens=front.grammar_tokens,
-        in_thoughts=begins_in_thoughts(format, prompt),
-    )
-    return judged(grammar, "tools", front.judge.fault)
-
-
-def or_calls(front: Front, choice: Choice, answer: str) -> str:
-    """The grammar of texts that fit `answer`, or of calls where the tools offered may be called.
-
-    Arguments are any object, as where nothing is asked of the text, but for strict tools. `answer`
-    as it is where the model writes calls in no form that a grammar can tell from a text.
-    """
-    if not choice.tools:
-        return answer
-    offered = [tool if tool.strict else Tool(tool.name) for tool in choice.tools]
-    calls = forced_calls(
-        front.format, offered, several=choice.several, special_tokens=front.grammar_tokens
-    )
-    if calls.format is not front.format:
-        return answer
-    if any(tool.strict for tool in offered):
-        judged(calls.grammar, "tools", front.judge.fault)
-    return either(answer, calls.grammar)
 
 
 class Listener(Protocol):

@@ -16,6 +16,7 @@ from radixserve.messages import Admit, Row, RunStep, Sampling, Score, StepDone, 
 from radixserve.models.decoder import Decoder
 from radixserve.models.load import DUMMY, fingerprint, load
 from radixserve.models.operators import OPERATORS
+from radixserve.models.spec import ModelSpec
 from radixserve.worker.attention import BACKENDS, Attention, Setting
 from radixserve.worker.batch import HostBatch, Repeats, gather_rows, plan_copies
 from radixserve.worker.forward import Forward, graph_sizes
@@ -45,7 +46,7 @@ class Runner:
         self._page_size = config.page_size
         self._at_once = rows_at_once(config.max_running_requests)
         self._device = torch.device(config.device)
-        backend = _backend(config)
+        backend = backend_of(config)
         free_bytes = free_memory(self._device)
         with self._timed("load weights"):
             self._decoder = _decoder(config, folder, backend)
@@ -201,7 +202,7 @@ def _detail(decoder: Decoder, config: WorkerConfig, pool: PoolSize) -> str:
     )
 
 
-def _backend(config: WorkerConfig) -> type[Attention]:
+def backend_of(config: WorkerConfig) -> type[Attention]:
     """The attention backend of a resolved `config`; ValueError if it cannot do what is asked."""
     asked: dict[str, Callable[[type[Attention]], object]] = {}
     if (dtype := config.kv_cache_dtype) != "auto":
@@ -224,26 +225,41 @@ def make_cache(decoder: Decoder, config: WorkerConfig, free_bytes: int) -> tuple
 
     `free_bytes`: free memory before the weights were loaded.
     """
-    spec = decoder.spec
-    shape = {
+    size = pool_size(decoder.spec, config, free_bytes, decoder.weight_bytes)
+    dtype, device = _kv_dtype(config), torch.device(config.device)
+    shape = _page_shape(decoder.spec, config)
+    return KVCache(num_pages=size.num_pages, dtype=dtype, device=device, **shape), size
+
+
+def pool_size(
+    spec: ModelSpec, config: WorkerConfig, free_bytes: int, weight_bytes: int
+) -> PoolSize:
+    """What the K/V pool gets of `free_bytes`, weights included. ValueError if it is nothing."""
+    return size_pool(
+        page_size=config.page_size,
+        page_bytes=page_bytes(**_page_shape(spec, config), dtype=_kv_dtype(config)),
+        max_total_tokens=config.max_total_tokens,
+        free_bytes=free_bytes,
+        weight_bytes=weight_bytes,
+        working_bytes=working_bytes(
+            spec,
+            tokens=step_tokens(config),
+            rows=rows_at_once(config.max_running_requests),
+            dtype=DTYPES[config.dtype],
+            device=torch.device(config.device),
+        ),
+        fraction=config.mem_fraction_static,
+    )
+
+
+def _page_shape(spec: ModelSpec, config: WorkerConfig) -> dict[str, int]:
+    return {
         "num_layers": spec.num_layers,
         "page_size": config.page_size,
         "num_kv_heads": spec.num_kv_heads,
         "head_dim": spec.head_dim,
     }
-    dtype = DTYPES[config.dtype]
-    device = torch.device(config.device)
-    tokens, rows = step_tokens(config), rows_at_once(config.max_running_requests)
-    working = working_bytes(spec, tokens=tokens, rows=rows, dtype=dtype, device=device)
-    if config.kv_cache_dtype != "auto":
-        dtype = FP8_CODES
-    size = size_pool(
-        page_size=config.page_size,
-        page_bytes=page_bytes(**shape, dtype=dtype),
-        max_total_tokens=config.max_total_tokens,
-        free_bytes=free_bytes,
-        weight_bytes=decoder.weight_bytes,
-        working_bytes=working,
-        fraction=config.mem_fraction_static,
-    )
-    return KVCache(num_pages=size.num_pages, dtype=dtype, device=device, **shape), size
+
+
+def _kv_dtype(config: WorkerConfig) -> torch.dtype:
+    return DTYPES[config.dtype] if config.kv_cache_dtype == "auto" else FP8_CODES
