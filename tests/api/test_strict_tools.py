@@ -92,8 +92,13 @@ async def test_a_schema_that_cannot_be_enforced_is_refused(server: Server) -> No
 
 
 async def test_a_format_of_the_answer_goes_first(server: Server, folder: Path) -> None:
+    """But calls, which may come in its place, must fit all the same."""
     grammar = await grammar_of(server, CHAT, response_format={"type": "json_object"})
     assert takes(folder, grammar, '{"a": 1}') and not takes(folder, grammar, "Hello")
+    assert takes(folder, grammar, FITS.removeprefix("Hm. "))
+    assert not takes(folder, grammar, MISFITS.removeprefix("Hm. "))
+    free = await grammar_of(server, CHAT, response_format={"type": "json_object"}, strict=False)
+    assert takes(folder, free, MISFITS.removeprefix("Hm. "))
 
 
 @pytest.mark.parametrize(("choice", "calls"), [("none", False), ("required", True)])

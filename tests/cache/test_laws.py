@@ -77,9 +77,9 @@ def keep_the_hold_of_a_failure(patch: pytest.MonkeyPatch) -> None:
     """A failed admission keeps its hold."""
     acquire, drop = PrefixCache.acquire, RadixTree.drop
 
-    def failing(self: PrefixCache, *args: Any) -> Any:
+    def failing(self: PrefixCache, *args: Any, **more: Any) -> Any:
         patch.setattr(RadixTree, "drop", lambda *a: None)
-        lease = acquire(self, *args)
+        lease = acquire(self, *args, **more)
         patch.setattr(RadixTree, "drop", drop)
         return lease
 
