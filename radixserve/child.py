@@ -1,4 +1,4 @@
-"""What each child process does about its parent: dies with it, and leaves Ctrl-C to it.
+"""What each child process does about its parent: dies with it, and leaves signals to it.
 
 Standard library only; called by the `main` of the tokenizer, the scheduler and the worker.
 """
@@ -12,11 +12,14 @@ PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 def become_child(parent: int) -> None:
-    """Ignore SIGINT (the launcher stops us) and, on Linux, ask for SIGKILL when the parent dies.
+    """Ignore SIGINT and SIGTERM and, on Linux, ask for SIGKILL when the parent dies.
 
-    `parent`: the launcher's pid, as it said; by the time we ask, it may be gone already.
+    Those signals may go to all processes at once (Ctrl-C, `timeout`, systemd), but running requests
+    are to end first: the launcher says when to stop. `parent`: the launcher's pid, as it said; by
+    the time we ask, it may be gone already.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if not parent_alive(parent):

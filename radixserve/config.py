@@ -47,6 +47,25 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             ge=0,
         ),
     ] = 0
+    history_tokens: Annotated[
+        int,
+        Meta(
+            description="tokens of answers that are remembered, so that a turn is found again"
+            " however its client writes it; 0: none",
+            ge=0,
+        ),
+    ] = 1 << 20
+    unreadable_parts: Annotated[
+        str,
+        Meta(
+            description="images, audio and files in messages, which a model of text cannot see:"
+            " refuse them, or put a placeholder there that tells the model"
+        ),
+    ] = "refuse"
+    strict_fields: Annotated[
+        bool,
+        Meta(description="refuse unknown fields and requests that name no model, to test clients"),
+    ] = False
     max_stored_responses: Annotated[
         int,
         Meta(description="answers of /v1/responses kept to be continued, 256 MiB at most", ge=0),
@@ -61,6 +80,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             " * for all"
         ),
     ] = ""
+    drain_seconds: Annotated[
+        float,
+        Meta(
+            description="seconds for running requests to end in after SIGTERM or SIGINT; 0: none",
+            ge=0,
+        ),
+    ] = 30.0
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -211,6 +237,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "device": ("auto", "cpu", "cuda"),
     "attention_backend": ("auto", "torch", "triton"),
     "kv_cache_dtype": ("auto", "fp8_e4m3"),
+    "unreadable_parts": ("refuse", "placeholder"),
     "log_level": ("debug", "info", "warning", "error"),
 }
 
@@ -220,6 +247,21 @@ def cache_home() -> Path:
     if home := os.environ.get("RADIXSERVE_HOME"):
         return Path(home)
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "radixserve"
+
+
+def state_home() -> Path:
+    """Folder of what a user leaves behind: $XDG_STATE_HOME or its usual place."""
+    return Path(os.environ.get("XDG_STATE_HOME", Path.home() / ".local/state")) / "radixserve"
+
+
+def plain_terminal() -> bool:
+    """Whether the user wants, or the terminal can show, nothing but text."""
+    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+
+
+def notify_socket() -> str:
+    """Where systemd wants to hear of this service ($NOTIFY_SOCKET); "" if it does not."""
+    return os.environ.get("NOTIFY_SOCKET", "")
 
 
 def worker_environment() -> dict[str, str]:
@@ -286,7 +328,12 @@ def parser(choices: dict[str, tuple[str, ...]]) -> argparse.ArgumentParser:
 def parse(argv: Sequence[str], choices: dict[str, tuple[str, ...]]) -> Config:
     """Command-line arguments as a `Config`. Ends the program with a message on a wrong one."""
     p = parser(choices)
-    args = vars(p.parse_args(argv))
+    return chosen(p, p.parse_args(argv))
+
+
+def chosen(p: argparse.ArgumentParser, parsed: argparse.Namespace) -> Config:
+    """What `p`, made by `parser`, has read. Ends the program with a message on a wrong value."""
+    args = vars(parsed)
     parts = {key: {name: args[name] for name in fields_of(part)} for key, part in PARTS.items()}
     try:
         quotas(args["tenant_quotas"])

@@ -3,14 +3,16 @@
     python -m radixserve.launch [flags]
 
 It waits until all are ready, prints one line with the URL, and then watches. When a process dies,
-or SIGINT or SIGTERM comes, the others are told to stop, and are ended if they do not; nobody
-outlives it, and the folder with the sockets goes with it.
+the others are told to stop, and are ended if they do not; nobody outlives it, and the folder with
+the sockets goes with it. After SIGINT or SIGTERM new requests are refused, and those that were
+taken have `--drain-seconds` to be answered in. A second signal ends all at once.
 """
 
 import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,8 +26,8 @@ from msgspec.structs import replace
 from radixserve import __version__
 from radixserve.cache import POLICIES
 from radixserve.channel import Inbox, Outbox
-from radixserve.config import Config, cache_home, parse, worker_environment
-from radixserve.messages import Failed, Started, Stop, ToLaunch
+from radixserve.config import Config, cache_home, notify_socket, parse, worker_environment
+from radixserve.messages import Drain, Failed, Started, Stop, ToLaunch
 from radixserve.models.hub import resolve, served_name
 from radixserve.parsing.formats import FORMATS
 from radixserve.scheduler.order import ORDERS
@@ -54,21 +56,21 @@ class Supervisor:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.stopping = False  # a signal came
+        self.signals = 0  # to stop, that came
         self._inbox: Inbox[ToLaunch] = Inbox(config.run_dir, "launch", ToLaunch)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._started: set[str] = set()
         self._began = time.monotonic()
 
     def run(self) -> int:
-        """Start, watch, stop. The exit code: 0 after a signal, 1 if something went wrong."""
+        """Start, watch, drain, stop. The exit code: 0 after a signal, 1 if something went wrong."""
         reason = ""
         try:
             for name, (_, module) in CHILDREN.items():
                 command = [sys.executable, "-m", module, self.config.encode()]
                 env = worker_environment() if name == "worker" else None
                 self._children[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env)
-            reason = self._wait() or self._watch()
+            reason = self._wait() or self._watch() or self._drain()
         finally:
             self._stop(reason)
             self._inbox.close()
@@ -77,16 +79,16 @@ class Supervisor:
         return 1 if reason else 0
 
     def ask_to_stop(self, signum: int, frame: FrameType | None) -> None:
-        """Signal handler: stop; asked a second time, end the children at once."""
-        if self.stopping:
+        """Signal handler: drain and stop; asked a second time, end the children at once."""
+        self.signals += 1
+        if self.signals > 1:
             for child in self._children.values():
                 child.kill()
-        self.stopping = True
 
     def _wait(self) -> str:
         """Until all are ready. Returns why that will not be, or "" ."""
         url = ""
-        while len(self._started) < len(CHILDREN) and not self.stopping:
+        while len(self._started) < len(CHILDREN) and not self.signals:
             for message in self._inbox.receive(WATCH):
                 match message:
                     case Failed(process, reason):
@@ -98,23 +100,48 @@ class Supervisor:
                         log.info("%s ready: %s", process, "; ".join(filter(None, (detail, parts))))
             if dead := self._dead():
                 return self._last_words() or dead
-        if not self.stopping:
+        if not self.signals:
             log.info("ready after %.1f s", time.monotonic() - self._began)
             sys.stdout.write(f"radixserve {__version__} at {url}\n")
             sys.stdout.flush()
+            notify("READY=1")
         return ""
 
     def _watch(self) -> str:
-        while not self.stopping:
+        while not self.signals:
             if dead := self._dead():
                 return dead
             time.sleep(WATCH)
         return ""
 
-    def _dead(self) -> str:
+    def _drain(self) -> str:
+        """Until the tokenizer has answered what it had taken, the time is over, or a new signal."""
+        notify("STOPPING=1")
+        seconds = self.config.server.drain_seconds
+        if not seconds or len(self._started) < len(CHILDREN):
+            return ""
+        deadline = time.monotonic() + seconds
+        outbox: Outbox[Drain] = Outbox(self.config.run_dir, CHILDREN["tokenizer"][0])
+        outbox.send([Drain()])
+        try:
+            while self._children["tokenizer"].poll() is None and self.signals < 2:
+                if dead := self._dead(draining=True):
+                    return dead
+                if time.monotonic() > deadline:
+                    log.warning("requests still run after %g s: they end now", seconds)
+                    break
+                time.sleep(WATCH)
+        finally:
+            outbox.close(linger=0)
+        return self._dead(draining=True)
+
+    def _dead(self, draining: bool = False) -> str:
+        """Which child died that was not to, and how. A tokenizer that has drained exits with 0."""
         for name, child in self._children.items():
             code = child.poll()
-            if code is not None and not self.stopping:
+            if code is None or (draining and code == 0):
+                continue
+            if self.signals <= draining:
                 how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
                 return f"the {name} process died ({how})"
         return ""
@@ -133,12 +160,12 @@ class Supervisor:
                 outbox: Outbox[Stop] = Outbox(self.config.run_dir, CHILDREN[name][0])
                 outbox.send([Stop(reason)])
                 if name not in self._started:
-                    child.terminate()  # it reads no messages yet
+                    child.kill()  # it reads no messages yet
                 self._end(name, child, deadline)
                 outbox.close(linger=0)
 
     def _end(self, name: str, child: subprocess.Popen[bytes], deadline: float) -> None:
-        for end in (child.terminate, child.kill, None):
+        for end in (child.kill, None):
             try:
                 child.wait(max(deadline - time.monotonic(), 0.5))
                 return
@@ -146,6 +173,17 @@ class Supervisor:
                 log.warning("the %s does not stop", name)
             if end is not None:
                 end()
+
+
+def notify(state: str) -> None:
+    """Tell systemd, if it started this and wants to know (sd_notify): READY=1 or STOPPING=1."""
+    if address := notify_socket():
+        abstract = address.startswith("@")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:
+            try:
+                out.sendto(state.encode(), "\0" + address[1:] if abstract else address)
+            except OSError as error:
+                log.warning("cannot tell systemd %s: %s", state, error.strerror)
 
 
 def sweep(folder: Path) -> None:

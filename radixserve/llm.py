@@ -39,6 +39,8 @@ class Answer:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    # of the prompt's tokens from `Sampling.logprob_start` on; the very first token has none
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     cached_tokens: int = 0
     finish: str = ""  # "stop", "length", or the code of a rejection
     pins: list[Pinned] = field(default_factory=list)  # what became of its pins
@@ -111,5 +113,7 @@ def _take(answers: dict[str, Answer], message: ToTokenizer) -> None:
             answer = answers[message.request_id]
             answer.tokens += unpack(message.tokens)
             answer.logprobs += message.logprobs
+            if message.scores is not None:
+                answer.prompt_logprobs += message.scores.unpack()
             answer.cached_tokens = message.cached_tokens
             answer.finish = message.finish

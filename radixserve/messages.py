@@ -58,6 +58,9 @@ class Sampling(Struct, frozen=True, array_like=True):
     min_tokens: int = 0  # stop ids are masked until this many tokens are generated
     stop_ids: tuple[int, ...] = ()  # the ids that end the answer, masked while below `min_tokens`
     grammar: str = ""  # what the answer must fit, in llguidance's form; "": anything
+    prompt_logprobs: int = -1  # of the prompt's tokens, as `top_logprobs`; -1: none wanted
+    logprob_start: int = 0  # the first token of the prompt that these are wanted of
+    allowed_ids: bytes = b""  # int32 ids, of which the answer's tokens are; empty: all ids
 
     @property
     def needs_history(self) -> bool:
@@ -70,10 +73,42 @@ class Sampling(Struct, frozen=True, array_like=True):
 
 
 class TokenLogprobs(Struct, frozen=True, array_like=True):
-    """Natural-log probabilities at one sampled token, before temperature and truncation."""
+    """Natural-log probabilities at one token, before temperature, bias and truncation."""
 
     chosen: float
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), best first
+    rank: int = 0  # how many tokens are at least as probable, itself included; 0: not counted
+
+
+class Score(Struct, frozen=True, array_like=True):
+    """Tokens of a prompt whose log probabilities a row is to tell: they follow the row's own.
+
+    The first of `tokens` stands behind the row's token number `at`; so the last may stand behind
+    the row.
+    """
+
+    at: int
+    tokens: bytes  # int32, at least one
+    best: int = 0  # so many of the best tokens at each place are told too
+
+
+class Scores(Struct, frozen=True, array_like=True):
+    """What a `Score` gave: the `TokenLogprobs` of thousands of tokens, packed (native order)."""
+
+    logprobs: bytes  # float32, one for each token
+    ranks: bytes  # int32
+    best_ids: bytes = b""  # int32, `best` for each token
+    best_logprobs: bytes = b""  # float32, of those
+
+    def unpack(self) -> list[TokenLogprobs]:
+        """One for each token, in order."""
+        logprobs, values = array("f", self.logprobs), array("f", self.best_logprobs)
+        best = list(zip(unpack(self.best_ids), values, strict=True))
+        most = len(values) // max(len(logprobs), 1)
+        return [
+            TokenLogprobs(logprob, tuple(best[i * most : (i + 1) * most]), rank)
+            for i, (logprob, rank) in enumerate(zip(logprobs, unpack(self.ranks), strict=True))
+        ]
 
 
 class Pin(Struct, frozen=True, array_like=True):
@@ -162,6 +197,7 @@ class StepDone(Struct, frozen=True, tag=True):
     tokens: bytes  # int32
     logprobs: tuple[TokenLogprobs | None, ...] = ()  # per token; empty when no row asked
     seconds: float = 0.0
+    scores: tuple[Scores | None, ...] = ()  # per row with a `Score`; None: no finite numbers
 
 
 # ---- to the worker -------------------------------------------------------------------------------
@@ -194,6 +230,7 @@ class Row(Struct, frozen=True, array_like=True):
     copy_from: int = -1
     # An earlier row of this step fills that page: what it writes there is copied as it is written.
     copy_live: bool = False
+    score: Score | None = None
 
 
 class RunStep(Struct, frozen=True, tag=True):
@@ -224,13 +261,18 @@ class Ready(Struct, frozen=True, tag=True):
 
 
 class Tokens(Struct, frozen=True, tag=True):
-    """Newly sampled tokens of one request; the last message has a finish reason."""
+    """Newly sampled tokens of one request; the last message has a finish reason.
+
+    Or `scores`, without tokens: of the prompt's next tokens that are to be scored. All of them come
+    before the first sampled token.
+    """
 
     request_id: str
     tokens: bytes  # int32
     cached_tokens: int  # prompt tokens that this request did not compute
     finish: str = ""  # "" while it runs, else "stop" (a stop id, which is in `tokens`) or "length"
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
+    scores: Scores | None = None
 
 
 class Rejected(Struct, frozen=True, tag=True):
@@ -267,6 +309,10 @@ class TenantStats(Struct, frozen=True, array_like=True):
     prompt_tokens: int  # from here on: counters
     cached_tokens: int
     computed_tokens: int
+
+
+class Drain(Struct, frozen=True, tag=True):
+    """Refuse new requests, answer those that were submitted, then end."""
 
 
 class Stats(Struct, frozen=True, tag=True):
@@ -344,5 +390,5 @@ LOSSES = {
 
 ToScheduler = Submit | Abort | Invalidate | SetQuota | WorkerReady | StepDone | Stop
 ToWorker = RunStep | Stop
-ToTokenizer = Ready | Tokens | Rejected | Pinned | Invalidated | Stats | Stop
+ToTokenizer = Ready | Tokens | Rejected | Pinned | Invalidated | Stats | Drain | Stop
 ToLaunch = Started | Failed

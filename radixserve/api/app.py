@@ -61,7 +61,13 @@ def _key_asked(api_key: str) -> list[DependsOn]:
 
 def create_app(front: Front) -> FastAPI:
     """All routes. Those of `guarded` ask for the key if there is one; the others never do."""
-    app = FastAPI(title="radixserve", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="radixserve",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,  # a redirect names a host that the client made up
+    )
     answer_errors(app, {messages.PATH: error_body})
     _add_middleware(app, front.config.cors_origins)
     guarded = APIRouter(dependencies=_key_asked(front.config.api_key), responses=openapi.FAULTS)
@@ -75,7 +81,7 @@ def create_app(front: Front) -> FastAPI:
         health.routes(front.engine),
         metrics.routes(front.metrics, front.engine),
         server.routes(front),
-        openapi.routes(app),
+        openapi.routes(app, strict=front.config.strict_fields),
     ):
         app.include_router(router, responses=openapi.FAULTS)
     return app

@@ -1,13 +1,14 @@
 """Request bodies: read within a limit, parsed strictly, every fault named.
 
-Unknown keys are ignored and logged once each, since real clients send many. Known ones that would
-change the answer and are not supported are refused by name. 1.0 is taken where 1 is.
+Unknown keys are ignored and logged once each, since real clients send many, or refused where the
+operator wants it so. Known ones that would change the answer and are not supported are refused by
+name. 1.0 is taken where 1 is.
 """
 
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,7 +25,6 @@ MAX_LOGGED_KEYS = 1000  # beyond which unknown keys are no longer told apart
 
 # Parameters of OpenAI and of other servers -> the values that ask for nothing. null always is one.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (),
     "audio": (),
     "chat_template": (),
     "compaction": (),
@@ -44,7 +44,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "mirostat": (0,),
     "modalities": (["text"],),
     "no_repeat_ngram_size": (0,),
-    "no_stop_trim": (False,),
     "previous_response_id": (),
     "prompt_embeds": (),
     "prompt_logprobs": (),
@@ -66,6 +65,36 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "xtc_probability": (0,),
 }
 
+# Parameters, also of parts of a body, that ask for nothing which an answer here depends on.
+WITHOUT_EFFECT = frozenset(
+    (
+        "client_metadata",
+        "container",
+        "context_management",
+        "display",
+        "generate_summary",
+        "include",
+        "include_obfuscation",
+        "include_reasoning",
+        "inference_geo",
+        "metadata",
+        "output_config",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "separate_reasoning",
+        "service_tier",
+        "store",
+        "stream_reasoning",
+        "thinking",
+        "verbosity",
+    )
+)
+
+_TYPES = {"bool": "boolean", "float": "number", "int": "integer", "str": "string"}  # JSON's names
+_NAMED_TYPES = re.compile(r"`[^`]*`")
 _WHERE = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?`?\$\.?(?P<path>.*?)`)?", re.DOTALL)
 
 
@@ -105,8 +134,10 @@ def _too_large(limit: int) -> ApiError:
 class BodyParser:
     """Reads the bodies of one server; remembers which unknown keys it has logged."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, *, strict: bool) -> None:
+        """`strict`: unknown keys are refused."""
         self._max_bytes = max_bytes
+        self._strict = strict
         self._logged: set[str] = set()
 
     async def read(self, request: Request, kind: type[T]) -> T:
@@ -132,6 +163,9 @@ class BodyParser:
             raise ApiError(400, "the body is nested too deep") from error
         unknown = fields.keys() - {field.encode_name for field in msgspec.structs.fields(kind)}
         self._judge({name: fields[name] for name in unknown})
+        if self._strict and (path := next(_unknown(parsed, fields), None)):
+            path = path[:100]
+            raise ApiError(400, f"{path} is not known", param=path, code="unknown_parameter")
         return parsed
 
     def _judge(self, unknown: Mapping[str, Any]) -> None:
@@ -162,6 +196,21 @@ def _decode(body: bytes, kind: type[T]) -> dict[str, Any]:
     }
 
 
+def _unknown(value: object, given: object, where: str = "") -> Iterator[str]:
+    """The paths of the keys of `given` that the structs in `value`, read from it, do not know."""
+    if isinstance(value, list) and isinstance(given, list):
+        for i, (one, said) in enumerate(zip(value, given, strict=True)):
+            yield from _unknown(one, said, f"{where}[{i}]")
+    elif isinstance(value, msgspec.Struct) and isinstance(given, dict):
+        known = {field.encode_name: field.name for field in msgspec.structs.fields(value)}
+        for name, said in given.items():
+            path = f"{where}.{name}" if where else name
+            if name in known:
+                yield from _unknown(getattr(value, known[name]), said, path)
+            elif name not in WITHOUT_EFFECT and (where or name not in UNSUPPORTED):
+                yield path
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> None:
     """Readers differ in which of two equal keys they take: a router might judge another than we."""
     seen: set[str] = set()
@@ -182,9 +231,14 @@ def _refuse_repeated_keys(body: bytes) -> None:
 def named_fault(error: msgspec.ValidationError, within: str = "") -> ApiError:
     """msgspec says "Expected `int`, got `str` - at `$.n`": the path is the parameter.
 
-    `within`: the path to what was read.
+    Types go by JSON's names. `within`: the path to what was read.
     """
     match = _WHERE.fullmatch(str(error))
     what, path = (match["what"], match["path"]) if match else (str(error), None)
+    what = _NAMED_TYPES.sub(lambda types: re.sub(r"\w+", _json_name, types[0]), what)
     path = ".".join(filter(None, (within, path)))
     return ApiError(400, f"{path}: {what}" if path else what, param=path or None)
+
+
+def _json_name(word: re.Match[str]) -> str:
+    return _TYPES.get(word[0], word[0])

@@ -12,9 +12,10 @@ from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
 from radixserve.api.access import Record, record_of
+from radixserve.api.echo import prompt_logprobs
 from radixserve.api.errors import ApiError, json_response
 from radixserve.api.events import DONE, EventStream, answer_while_connected, event
-from radixserve.api.fields import GenerationFields, check_fields
+from radixserve.api.fields import ScoredFields, check_fields
 from radixserve.api.front import Front
 from radixserve.api.generation import Decoding, Generation, Whole
 from radixserve.api.logprobs import chat_logprobs
@@ -25,7 +26,7 @@ from radixserve.api.reading import Message, Reader, delta_of
 from radixserve.messages import TokenLogprobs
 
 
-class ChatFields(GenerationFields, frozen=True, kw_only=True):
+class ChatFields(ScoredFields, frozen=True, kw_only=True):
     """The body of a request."""
 
     messages: list[dict[str, Any]] | None = None
@@ -86,6 +87,7 @@ def check_chat(front: Front, fields: ChatFields) -> None:
     """What can be said without the prompt. Raises ApiError."""
     front.check_model(fields.model)
     check_fields(fields)
+    fields.check_scored()
     if fields.messages is None:
         raise ApiError(400, "messages is required", param="messages")
     if fields.top_logprobs and not fields.logprobs:
@@ -102,6 +104,7 @@ class _Chat:
         self._fields = fields
         self._record = record
         self._named = False
+        self._tokens: list[int] = []  # of the prompt
 
     async def _begin(self) -> tuple[Generation, list[Reader]]:
         """The generation, and who reads each of its choices."""
@@ -117,7 +120,8 @@ class _Chat:
             record=self._record,
         )
         self._named = ready.reading.choice.named
-        readers = [ready.reading.reader(ready.prompt.end) for _ in range(generation.num_choices)]
+        self._tokens = ready.prompt.tokens
+        readers = [ready.reader() for _ in range(generation.num_choices)]
         return generation, readers
 
     def _logprobs(
@@ -125,9 +129,15 @@ class _Chat:
     ) -> dict[str, Any] | None:
         if not self._fields.logprobs or not tokens:
             return None
+        vocabulary, fields = self._front.vocabulary, self._fields
+        name = fields.token_name(vocabulary)
         return chat_logprobs(
-            self._front.vocabulary, tokens, logprobs, skip_special=self._fields.skip_special
+            vocabulary, tokens, logprobs, skip_special=fields.skip_special, name=name
         )
+
+    def _ids(self, tokens: Sequence[int]) -> dict[str, Any]:
+        """The field that tells an answer's tokens, if they are wanted."""
+        return {"token_ids": tokens} if self._fields.return_token_ids else {}
 
     async def answer(self) -> Response:
         generation, readers = await self._begin()
@@ -143,13 +153,29 @@ class _Chat:
                 "message": message.as_json(),
                 "logprobs": self._logprobs(whole.tokens, whole.logprobs),
                 "finish_reason": self._finish(whole.finish, reader),
+                **self._ids(whole.tokens),
             }
             for index, (message, whole, reader) in enumerate(
                 zip(messages, wholes, readers, strict=True)
             )
         ]
         head = self._head(generation, "chat.completion")
-        return json_response(head | {"choices": choices, "usage": generation.usage()})
+        answer = head | {"choices": choices, "usage": generation.usage()}
+        return json_response(answer | await self._scored(generation))
+
+    async def _scored(self, generation: Generation) -> dict[str, Any]:
+        """The fields that tell the prompt's tokens and their log probabilities, if wanted."""
+        best, tokens = self._fields.prompt_logprobs, self._tokens
+        if best is None:
+            return self._prompt_ids()
+        vocabulary = self._front.vocabulary
+        shown = await self._front.in_thread(
+            lambda: prompt_logprobs(vocabulary, tokens, generation.prompt_logprobs(0), best)
+        )
+        return self._prompt_ids() | {"prompt_logprobs": shown}
+
+    def _prompt_ids(self) -> dict[str, Any]:
+        return {"prompt_token_ids": self._tokens} if self._fields.return_token_ids else {}
 
     def _finish(self, finish: str, reader: Reader) -> str:
         """OpenAI's reason: an answer that calls tools of its own accord says so."""
@@ -173,17 +199,23 @@ class _Chat:
             choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
             return event(head | {"choices": [choice | more]} | usage())
 
+        def first(index: int) -> bytes:
+            delta = {"role": "assistant", "content": "", "refusal": None}
+            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            return event(head | self._prompt_ids() | {"choices": [choice]} | usage())
+
         begun: set[int] = set()
         async with aclosing(generation.pieces()) as pieces:
             async for index, piece in pieces:
                 if index not in begun:
                     begun.add(index)
-                    yield chunk(index, {"role": "assistant", "content": "", "refusal": None})
+                    yield first(index)
                 logprobs = self._logprobs(piece.tokens, piece.logprobs)
                 deltas = [delta for e in readers[index].read(piece) if (delta := delta_of(e))]
-                for delta in deltas or [{"content": ""}] * (logprobs is not None):
-                    yield chunk(index, delta, logprobs=logprobs)
-                    logprobs = None
+                ids = self._ids(piece.tokens) if piece.tokens else {}
+                for delta in deltas or [{"content": ""}] * (logprobs is not None or ids != {}):
+                    yield chunk(index, delta, logprobs=logprobs, **ids)
+                    logprobs, ids = None, {}
                 if piece.finish:
                     yield chunk(index, {}, finish_reason=self._finish(piece.finish, readers[index]))
         if self._fields.include_usage:

@@ -78,7 +78,7 @@ def as_api_error(error: Exception) -> ApiError:
             status = REJECTIONS.get(error.code, 500)
             return ApiError(status, str(error), code=error.code, retry_after=error.retry_after)
         case EngineStopped():
-            return ApiError(503, str(error), code="engine_stopped")
+            return ApiError(503, str(error), code="engine_stopped", retry_after=error.retry_after)
         case HTTPException():
             return ApiError(error.status_code, http.HTTPStatus(error.status_code).phrase)
         case _:

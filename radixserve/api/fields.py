@@ -4,15 +4,15 @@ Ranges are checked by the types; what needs the model's limits is checked here.
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
 from radixserve.api.errors import ApiError
-from radixserve.api.grammar import GrammarFields, make_grammar
-from radixserve.messages import Ready, Sampling
+from radixserve.api.grammar import GrammarFields, Judge, make_grammar
+from radixserve.messages import Ready, Sampling, pack
 from radixserve.tokenizer.bans import banned_ids
 from radixserve.tokenizer.prompt import check_id
 from radixserve.tokenizer.vocabulary import Vocabulary
@@ -50,6 +50,7 @@ class GenerationFields(GrammarFields, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None  # SGLang's: the same
     skip_special_tokens: bool | None = None  # false: they are spelled out in the answer
     bad_words: list[str] | None = None
     seed: int | None = None
@@ -57,6 +58,7 @@ class GenerationFields(GrammarFields, frozen=True, kw_only=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None  # vLLM's: no other token comes
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     stream: bool | None = None
@@ -72,9 +74,28 @@ class GenerationFields(GrammarFields, frozen=True, kw_only=True):
         return self.skip_special_tokens is not False
 
     @property
+    def include_stop(self) -> bool:
+        return bool(self.include_stop_str_in_output or self.no_stop_trim)
+
+    @property
     def limit(self) -> int:
         """Most tokens of the answer, as asked for; 0: nothing was asked."""
         return self.max_completion_tokens or self.max_tokens or 0
+
+    @property
+    def prompt_best(self) -> int:
+        """How many of the best tokens are wanted at each place of the prompt; -1: nothing is."""
+        return -1
+
+    @property
+    def first_scored(self) -> int:
+        """The first token of the prompt of which that is wanted."""
+        return 0
+
+    @property
+    def prompt_only(self) -> bool:
+        """Whether nothing is wanted but what is said of the prompt."""
+        return False
 
     @property
     def include_usage(self) -> bool:
@@ -87,6 +108,33 @@ class GenerationFields(GrammarFields, frozen=True, kw_only=True):
     @property
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+class ScoredFields(GenerationFields, frozen=True, kw_only=True):
+    """And those of the routes that tell more of tokens, and of those of prompts."""
+
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None  # vLLM's
+    logprob_start_len: Annotated[int, Meta(ge=0)] | None = None  # SGLang's: of tokens from here on
+    return_token_ids: bool | None = None  # vLLM's: of prompt and answer
+    return_tokens_as_token_ids: bool | None = None  # vLLM's: logprobs name tokens `token_id:7`
+
+    @property
+    def prompt_best(self) -> int:
+        return -1 if self.prompt_logprobs is None else self.prompt_logprobs
+
+    @property
+    def first_scored(self) -> int:
+        return self.logprob_start_len or 0
+
+    def token_name(self, vocabulary: Vocabulary) -> Callable[[int], str]:
+        """How log probabilities name a token."""
+        return "token_id:{}".format if self.return_tokens_as_token_ids else vocabulary.token_text
+
+    def check_scored(self) -> None:
+        """Raises ApiError 400."""
+        if self.stream and self.prompt_logprobs is not None:
+            text = "prompt_logprobs are not available in a stream"
+            raise ApiError(400, text, param="prompt_logprobs")
 
 
 def check_fields(fields: GenerationFields) -> None:
@@ -129,7 +177,11 @@ def kept_tokens(fields: GenerationFields, ready: Ready) -> int | None:
 
 
 def make_sampling(
-    fields: GenerationFields, ready: Ready, vocabulary: Vocabulary, top_logprobs: int
+    fields: GenerationFields,
+    ready: Ready,
+    vocabulary: Vocabulary,
+    top_logprobs: int,
+    judge: Judge,
 ) -> Sampling:
     """The sampling of the first choice. Raises ApiError or InvalidRequest (400).
 
@@ -155,13 +207,19 @@ def make_sampling(
         top_logprobs=top_logprobs,
         min_tokens=min(fields.min_tokens or 0, ready.max_total_tokens),
         stop_ids=_stop_ids(fields, ready, vocabulary.eos_ids),
-        grammar=make_grammar(fields),
+        grammar=make_grammar(fields, judge),
+        prompt_logprobs=fields.prompt_best,
+        logprob_start=fields.first_scored,
+        allowed_ids=_allowed_ids(fields, ready),
     )
 
 
 def nth_sampling(sampling: Sampling, choice: int) -> Sampling:
-    """The sampling of one of n choices: they differ by their seeds."""
-    return msgspec.structs.replace(sampling, seed=(sampling.seed + choice) % (1 << SEED_BITS))
+    """The sampling of one of n choices: they differ by their seeds, and the first one has to tell
+    what is wanted of the prompt."""
+    seed = (sampling.seed + choice) % (1 << SEED_BITS)
+    best = -1 if choice else sampling.prompt_logprobs
+    return msgspec.structs.replace(sampling, seed=seed, prompt_logprobs=best)
 
 
 def _logit_bias(
@@ -182,6 +240,17 @@ def _logit_bias(
         if token < ready.vocab_size:
             out[token] = BAN
     return tuple(out.items())
+
+
+def _allowed_ids(fields: GenerationFields, ready: Ready) -> bytes:
+    allowed = fields.allowed_token_ids
+    if allowed is None:
+        return b""
+    if not allowed:
+        raise ApiError(400, "allowed_token_ids: at least one", param="allowed_token_ids")
+    for token in (min(allowed), max(allowed)):
+        check_id(token, ready, "allowed_token_ids")
+    return pack(sorted(set(allowed)))
 
 
 def _stop_ids(fields: GenerationFields, ready: Ready, eos_ids: tuple[int, ...]) -> tuple[int, ...]:

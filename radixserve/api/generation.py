@@ -14,7 +14,16 @@ from radixserve.api.access import Record
 from radixserve.api.errors import EXPECTED, as_api_error
 from radixserve.api.fields import GenerationFields, answer_limit, nth_sampling
 from radixserve.api.front import Front, new_id
-from radixserve.messages import Namespace, Ready, Sampling, Submit, TokenLogprobs, pack
+from radixserve.messages import (
+    INT32_BYTES,
+    Namespace,
+    Ready,
+    Sampling,
+    Scores,
+    Submit,
+    TokenLogprobs,
+    pack,
+)
 from radixserve.tokenizer.answer import AnswerDecoder, Piece
 
 
@@ -80,6 +89,8 @@ class Generation:
         self._n = fields.n or 1
         self._cached = [0] * len(prompts)
         self._completion_tokens = 0
+        self._scores: list[list[Scores]] = [[] for _ in prompts]
+        self._first_scored = max(sampling.logprob_start, 1) if sampling.prompt_logprobs >= 0 else 0
         self.num_choices = len(prompts) * self._n
         self._submits = self._make_submits(ready, sampling)
         self._decoders = [
@@ -88,7 +99,7 @@ class Generation:
                 stops=fields.stops,
                 min_tokens=sampling.min_tokens,
                 starts_text=decoding.starts_text,
-                include_stop=bool(fields.include_stop_str_in_output),
+                include_stop=fields.include_stop,
                 skip_special=fields.skip_special,
                 shown=decoding.shown,
             )
@@ -120,9 +131,13 @@ class Generation:
                     piece = self._decoders[index].push(message)
                     if piece.finish and not message.finish:
                         stream.finish(index)  # a stop string came
+                    if message.scores is not None:
+                        self._scores[self.prompt_of(index)].append(message.scores)
+                    if self._fields.prompt_only:
+                        piece = _without_answer(piece)
                     self._completion_tokens += len(piece.tokens)
                     if index % self._n == 0:
-                        self._cached[index // self._n] = piece.cached_tokens
+                        self._cached[self.prompt_of(index)] = piece.cached_tokens
                         record.cached_tokens = sum(self._cached)
                     yield index, piece
         except EXPECTED as error:
@@ -135,6 +150,27 @@ class Generation:
             async for index, piece in pieces:
                 wholes[index].add(piece)
         return wholes
+
+    def prompt_of(self, choice: int) -> int:
+        return choice // self._n
+
+    def is_scored(self, prompt: int) -> bool:
+        """Whether all has come that is wanted of a prompt's tokens."""
+        if not self._first_scored:
+            return True
+        come = sum(len(scores.ranks) // INT32_BYTES for scores in self._scores[prompt])
+        return come >= len(self._prompts[prompt]) - self._first_scored
+
+    def prompt_logprobs(self, prompt: int) -> list[TokenLogprobs | None]:
+        """For each token of a prompt what has come; None where nothing was wanted, or came.
+
+        Slow for long prompts: call it in a thread.
+        """
+        size = len(self._prompts[prompt])
+        found: list[TokenLogprobs | None] = [None] * min(self._first_scored, size)
+        for scores in self._scores[prompt]:
+            found += scores.unpack()
+        return found + [None] * (size - len(found))
 
     def usage(self) -> Usage:
         prompt = sum(len(p) for p in self._prompts)
@@ -150,3 +186,9 @@ class Generation:
         if self._fields.continuous_usage:
             return {"usage": self.usage()}
         return {"usage": None} if self._fields.include_usage else {}
+
+
+def _without_answer(piece: Piece) -> Piece:
+    """The piece of a request for no tokens at all: the engine gives one, which nobody sees."""
+    finish = "length" if piece.finish == "stop" else piece.finish
+    return Piece("", [], (), piece.cached_tokens, finish)

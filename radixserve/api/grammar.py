@@ -1,18 +1,22 @@
 """What an answer must fit, as clients ask for it, made one grammar in llguidance's form.
 
-Compiled here once to be judged, so that a wrong grammar is a 400 before anything is computed; the
-worker compiles it again where its masks are needed. What cannot be honoured fails: a schema with
-parts that llguidance does not know is refused, never loosened.
+Compiled once to be judged (`judge.py`), so that a wrong grammar is a 400 before anything is
+computed; the worker compiles it again where its masks are needed. What cannot be honoured fails: a
+schema with parts that llguidance does not know is refused, never loosened.
 """
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import msgspec
 from llguidance import LLMatcher
 from msgspec import Struct
 
 from radixserve.api.errors import ApiError
+from radixserve.tokenizer.invalid import shown
+
+Judge: TypeAlias = Callable[[str], str]  # what is wrong with a grammar; "" if nothing is
 
 MAX_GRAMMAR = 1 << 20  # characters
 MAX_CHOICES = 1000
@@ -47,7 +51,7 @@ class GrammarFields(Struct, frozen=True, kw_only=True):
     grammar: str | None = None
 
 
-def make_grammar(fields: GrammarFields) -> str:
+def make_grammar(fields: GrammarFields, judge: Judge) -> str:
     """The grammar that was asked for, "" if none was. Slow for large ones: call it in a thread.
 
     Raises ApiError 400 that names the field.
@@ -59,21 +63,25 @@ def make_grammar(fields: GrammarFields) -> str:
         names = " and ".join(asked)
         raise ApiError(400, f"{names} exclude each other", param=list(asked)[1])
     ((param, (kind, value)),) = asked.items()
-    return judged(_grammar_text(kind, value, param), param)
+    return judged(_grammar_text(kind, value, param), param, judge)
 
 
-def judged(text: str, param: str) -> str:
+def judged(text: str, param: str, judge: Judge) -> str:
     """`text` if it is a grammar. ApiError 400 that names `param` if not."""
     if len(text) > MAX_GRAMMAR:
         raise ApiError(400, f"{param}: longer than {MAX_GRAMMAR} characters", param=param)
-    if wrong := LLMatcher.validate_grammar(text):
+    if wrong := judge(text):
         raise ApiError(400, f"{param}: {_first_lines(wrong)}", param=param, code="invalid_grammar")
     return text
 
 
-def json_grammar(schema: dict[str, Any]) -> str:
-    """The grammar of JSON texts that fit a schema."""
-    text: str = LLMatcher.grammar_from_json_schema(schema, defaults=JSON_FORM)
+def json_grammar(schema: dict[str, Any], param: str) -> str:
+    """The grammar of JSON texts that fit a schema. ApiError 400 that names `param`."""
+    try:
+        text: str = LLMatcher.grammar_from_json_schema(schema, defaults=JSON_FORM)
+    except (ValueError, RecursionError) as error:
+        wrong = "it has numbers beyond 64 bits, or is nested too deep"
+        raise ApiError(400, f"{param}: {wrong}", param=param, code="invalid_grammar") from error
     return text
 
 
@@ -145,7 +153,7 @@ def _response_format(wanted: dict[str, Any]) -> tuple[str, Any] | None:
         return "lark", wanted["grammar"]
     raise ApiError(
         400,
-        f"response_format: the type {str(kind)[:50]} is not supported by this server",
+        f"response_format: the type {shown(kind)} is not supported by this server",
         param="response_format",
         code="unsupported_parameter",
     )
@@ -153,7 +161,7 @@ def _response_format(wanted: dict[str, Any]) -> tuple[str, Any] | None:
 
 def _grammar_text(kind: str, value: Any, param: str) -> str:
     if kind == "json":
-        return json_grammar(_schema(value, param))
+        return json_grammar(_schema(value, param), param)
     if kind == "regex":
         text: str = LLMatcher.grammar_from_regex(value)
         return text

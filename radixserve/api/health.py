@@ -1,14 +1,15 @@
 """`GET /health` and `/ready`: 200 while requests can be served, else 503 with the reason.
 
 They run no request: they tell what the scheduler's heartbeat says. Both are 503 until the engine
-has come up, while it is silent, and from the moment the server is told to stop.
+has come up, while it is silent, and from the moment the server is told to stop: running requests
+are then still answered.
 """
 
 from fastapi import APIRouter, Response
 
 from radixserve.api.errors import ApiError, json_response
 from radixserve.api.openapi import probe
-from radixserve.tokenizer.engine import Engine
+from radixserve.tokenizer.engine import AWAY_SECONDS, Engine
 
 
 def routes(engine: Engine) -> APIRouter:
@@ -16,7 +17,7 @@ def routes(engine: Engine) -> APIRouter:
 
     def check(code: str) -> None:
         if trouble := engine.trouble():
-            wait = 0 if engine.stopped else 1
+            wait = 0 if engine.stopped else AWAY_SECONDS if engine.draining else 1
             raise ApiError(503, trouble, code=code, retry_after=wait)
 
     @probe(router, "/health")

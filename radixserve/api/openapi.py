@@ -69,34 +69,43 @@ def probe(router: APIRouter, *paths: str, **told: Any) -> Callable[[Handler], Ha
     return register
 
 
-def document(app: FastAPI) -> dict[str, Any]:
-    """The description of all routes of `app`."""
+def document(app: FastAPI, *, strict: bool) -> dict[str, Any]:
+    """The description of all routes of `app`. `strict`: see --strict-fields."""
     made = get_openapi(
         title="radixserve",
         version=__version__,
-        description="LLM serving with an exact radix-tree prefix cache. Unknown fields are"
-        " ignored; known ones that this server does not honour are refused with 400.",
+        description="LLM serving with an exact radix-tree prefix cache. Unknown fields are "
+        + ("refused" if strict else "ignored")
+        + "; known ones that this server does not honour are refused with 400.",
         routes=app.routes,
     )
     _, schemas = msgspec.json.schema_components([ErrorBody], ref_template=REFERENCE)
     for operations in made["paths"].values():
         for operation in operations.values():
-            schemas |= operation.pop(SCHEMAS, {})
+            own = operation.pop(SCHEMAS, {})
+            schemas |= own
+            if strict and any("model" in schema.get("properties", ()) for schema in own.values()):
+                _require(operation["requestBody"]["content"]["application/json"], "model")
     made.setdefault("components", {})["schemas"] = schemas
     return made
 
 
-def routes(app: FastAPI) -> APIRouter:
+def _require(content: dict[str, Any], name: str) -> None:
+    """A body of this content must have the field `name`."""
+    content["schema"] = {"allOf": [content["schema"], {"type": "object", "required": [name]}]}
+
+
+def routes(app: FastAPI, *, strict: bool) -> APIRouter:
     router = APIRouter(include_in_schema=False)
     page = files("radixserve").joinpath("web/docs.html").read_bytes()
 
-    @router.get("/openapi.json")
+    @probe(router, "/openapi.json")
     async def openapi() -> Response:
         if app.openapi_schema is None:
-            app.openapi_schema = document(app)
+            app.openapi_schema = document(app, strict=strict)
         return json_response(app.openapi_schema)
 
-    @router.get("/docs")
+    @probe(router, "/docs")
     async def docs() -> Response:
         return Response(
             page,

@@ -1,13 +1,13 @@
 """The tokenizer process: `python -m radixserve.api.process CONFIG_JSON`, started by the launcher.
 
 Binds the HTTP port first, so that a port in use is known at once; serves at once (503 until the
-scheduler says `Ready`) and reports `Started` then. Ends on `Stop`, open streams with an error.
+scheduler says `Ready`) and reports `Started` then. After `Drain` it refuses new requests and ends
+when the others are answered; on `Stop` it ends at once, open streams with an error.
 """
 
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 import sys
 import time
@@ -27,7 +27,7 @@ from radixserve.tokenizer.engine import Engine
 log = logging.getLogger(__name__)
 
 NAME = "tokenizer"
-DRAIN_SECONDS = 5  # that open responses have to end in after `Stop`
+CLOSE_SECONDS = 5  # that open responses have to end in after `Stop`
 
 
 class _Server(uvicorn.Server):
@@ -72,16 +72,15 @@ class _Process:
                 lifespan="off",
                 log_config=None,
                 access_log=False,
-                timeout_graceful_shutdown=DRAIN_SECONDS,
+                server_header=False,
+                timeout_graceful_shutdown=CLOSE_SECONDS,
             )
         )
         self._loaded = time.monotonic()
         self._reported = False
 
     async def run(self) -> None:
-        """Until `Stop`, SIGTERM, or the end of the parent."""
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._engine.stop, "")
+        """Until `Stop`, the last answer after `Drain`, or the end of the parent."""
         receiver = asyncio.create_task(self._receive())
         watcher = asyncio.create_task(self._watch())
         try:
@@ -113,11 +112,13 @@ class _Process:
         self._launch.send([Started(NAME, startup, url(self._listener))])
 
     async def _watch(self) -> None:
-        """Ends the HTTP server when the engine has stopped or the parent is gone."""
+        """Ends the HTTP server when the engine has stopped or drained, or the parent is gone."""
         while not self._engine.stopped:
             await asyncio.sleep(0.1)
             if not parent_alive(self._launcher):
                 self._engine.stop("the launcher is gone")
+            elif self._engine.drained:
+                self._engine.stop("")
         self._server.should_exit = True
 
 

@@ -22,7 +22,7 @@ from radixserve.api.fields import GenerationFields, answer_limit
 from radixserve.api.front import Front, new_id
 from radixserve.api.openapi import takes
 from radixserve.api.prepare import prepare
-from radixserve.messages import Sampling
+from radixserve.messages import Sampling, unpack
 
 
 def routes(front: Front) -> APIRouter:
@@ -79,11 +79,13 @@ def _parameters(fields: GenerationFields, sampling: Sampling) -> dict[str, Any]:
         "frequency_penalty": sampling.frequency_penalty,
         "repetition_penalty": sampling.repetition_penalty,
         "logit_bias": {str(token): bias for token, bias in sampling.logit_bias} or None,
+        "allowed_token_ids": unpack(sampling.allowed_ids) or None,
         "logprobs": None if sampling.top_logprobs < 0 else sampling.top_logprobs,
+        "prompt_logprobs": None if sampling.prompt_logprobs < 0 else sampling.prompt_logprobs,
         "min_tokens": sampling.min_tokens,
         "stop": fields.stops,
         "stop_token_ids": sampling.stop_ids,
         "ignore_eos": bool(fields.ignore_eos),
-        "include_stop_str_in_output": bool(fields.include_stop_str_in_output),
+        "include_stop_str_in_output": fields.include_stop,
         "skip_special_tokens": fields.skip_special,
     }

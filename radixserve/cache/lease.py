@@ -39,6 +39,7 @@ class Lease:
         "duplicates",
         "found",
         "lost",
+        "most",
         "namespace",
         "node",
         "num_tokens",
@@ -59,6 +60,7 @@ class Lease:
         terms: Terms,
         node: Node,
         pages: "array[int]",
+        most: int = ALL,
     ) -> None:
         self.namespace = namespace
         self.tokens = tokens  # the request's own, which grows
@@ -67,6 +69,7 @@ class Lease:
         self.pages = pages
         self.committed = len(pages)
         self.found = len(pages)  # of those, what it found in the tree before it computed anything
+        self.most = most  # tokens that it may find in the tree; it computes all behind them
         self.num_tokens = 0  # whose pages are had
         self.duplicates = no_pages()
         self.source = -1  # page to copy the first page of `own` from, as far as `num_tokens`

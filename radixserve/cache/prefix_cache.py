@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Hashable
 
 from radixserve.cache.accounts import Account
-from radixserve.cache.lease import Lease, Terms
+from radixserve.cache.lease import ALL, Lease, Terms
 from radixserve.cache.ledger import Departure, Ledger, chain, digest
 from radixserve.cache.node import Node
 from radixserve.cache.pages import PagePool
@@ -100,15 +100,16 @@ class PrefixCache:
         terms: Terms = USUAL,
         *,
         own_headroom: int = 0,
+        most: int = ALL,
     ) -> Lease | None:
         """A lease on the longest cached prefix of `tokens` (int32 bytes), or None.
 
-        At least one token is left to compute, since its logits are wanted. None, and nothing is
-        changed, if the pages for the rest and `headroom` more could not be had now, or with
-        `own_headroom` of those would be over the tenant's ceiling.
+        At least one token is left to compute, since its logits are wanted, and all behind the first
+        `most`. None, and nothing is changed, if the pages for the rest and `headroom` more could
+        not be had now, or with `own_headroom` of those would be over the tenant's ceiling.
         """
         fixed, total = bytes(tokens), len(tokens) // TOKEN_BYTES
-        limit = self._limit(len(tokens))
+        limit = self._limit(len(tokens), most)
         node, pages = self.tree.match(namespace, fixed, limit)
         self.tree.hold(node)
         rest, account = self.num_pages(total) - len(pages), node.account
@@ -120,7 +121,7 @@ class PrefixCache:
             self.tree.touch(node, hit=bool(pages), priority=terms.priority)
             if self.pins:
                 self.pins.refresh(node)
-        lease = Lease(namespace, tokens, terms, node, pages)
+        lease = Lease(namespace, tokens, terms, node, pages, most)
         lease.num_tokens = len(pages) * self.page_size
         self.leases.add(lease)
         if len(pages) < limit and self.tree.ledger is not None:
@@ -136,7 +137,7 @@ class PrefixCache:
         """
         if lease.committed < len(lease.pages):
             return 0
-        limit = self._limit(len(tokens))
+        limit = self._limit(len(tokens), lease.most)
         start = lease.committed
         node, pages = self.tree.descend(lease.node, bytes(tokens), start, limit)
         if pages:
@@ -268,7 +269,8 @@ class PrefixCache:
     def _copy(self, lease: Lease, tokens: bytes) -> None:
         """Open the lease's first own page with the tokens that a cached page begins with too."""
         start = lease.committed * self.tree.page_bytes
-        rest = tokens[start : min(start + self.tree.page_bytes, len(tokens) - TOKEN_BYTES)]
+        most = min(len(tokens) - TOKEN_BYTES, lease.most * TOKEN_BYTES)
+        rest = tokens[start : min(start + self.tree.page_bytes, most)]
         child, equal = lease.node.nearest(rest)
         if child is not None and equal:
             lease.source = child.pages[0]
@@ -346,9 +348,9 @@ class PrefixCache:
             self._drop(lease.node)
             lease.node = node
 
-    def _limit(self, num_bytes: int) -> int:
+    def _limit(self, num_bytes: int, most: int = ALL) -> int:
         """Whole pages that may be reused: the last token is always computed."""
-        return max(num_bytes - TOKEN_BYTES, 0) // self.tree.page_bytes
+        return max(min(num_bytes - TOKEN_BYTES, most * TOKEN_BYTES), 0) // self.tree.page_bytes
 
 
 def _whole_path(node: Node, tops: list[Node], inside: bool) -> list[Node]:

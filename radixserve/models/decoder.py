@@ -94,6 +94,13 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, wanted: Tensor) -> Tensor:
         """Logits [S, vocab] float32 after the tokens at indices `wanted` [S] of this step.
 
+        As `hidden`, and `logits` of that.
+        """
+        return self.logits(self.hidden(tokens, positions, attend, wanted))
+
+    def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend, wanted: Tensor) -> Tensor:
+        """What the tokens at indices `wanted` [S] of this step give the head, [S, hidden size].
+
         `tokens` and `positions` are [T]; all three hold int32 or int64. A position counts from the
         start of its request and is below `context_length`. `attend` is called once per layer, in
         order, with all T tokens.
@@ -115,7 +122,11 @@ class Decoder(nn.Module):
                 x, mixed = x.index_select(0, wanted), mixed.index_select(0, wanted)
             normed = self._normed(layer.output(mixed), layer.mlp_norm, x)
             normed = self._normed(layer.down(silu_mul(layer.gate_up(normed))), next_norm, x)
-        logits: Tensor = self.head(normed)
+        return normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [S, vocab] float32 of [S, hidden size]."""
+        logits: Tensor = self.head(hidden)
         return logits.float()
 
     def _layers(self) -> Iterable[Layer]:

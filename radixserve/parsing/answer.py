@@ -24,6 +24,8 @@ class AnswerMachine:
         self._tools = {tool.name: tool for tool in tools}
         self._section = format.section or Pair(())
         self._openers = self._call_openers()
+        each = format.calls.each if isinstance(format.calls, NamedCalls) else None
+        self._call_ends = (*self._section.end, *(each.end if each else ()))
         thoughts = format.thoughts
         self._think = thoughts.begin if thoughts else ()
         self._thought = thoughts.end if thoughts else ()
@@ -106,12 +108,23 @@ class AnswerMachine:
         while found:
             space = yield from self._gap()
             if self._section.end and (yield from self._reader.accept(self._section.end)):
+                self._output.marker()
+                space = yield from self._reader.space()
+                return (yield from self._behind(space))
+            if self._reader.skip_begun(self._call_ends):
                 return self._output.marker()
             if not (yield from self._more()):
-                return self._output.content(space)
+                return (yield from self._behind(space))
             self._reader.record(space)
             found = yield from self._guarded(self._one(opened=False), self._output.content)
         return None
+
+    def _behind(self, space: str) -> Wait[None]:
+        """Takes what a limit left of another call's first marker: no content begins like that."""
+        openers = (*self._section.begin, *self._openers)
+        yield from self._reader.looking_at(openers)
+        if not self._reader.skip_begun(openers):
+            self._output.content(space)
 
     def _open_section(self, marker: str, back: Sink) -> Wait[None]:
         """A section with any number of calls. Text beside them is nothing, if there are some."""

@@ -44,11 +44,11 @@ def forced_calls(
         return Forced(_bare(tools, several), FORMATS["json"])
     assert isinstance(format.calls, JsonCalls) and format.section is not None
     begin, end = format.section.begin[0], (format.section.end or ("",))[0]
-    marked = f"{_markers(begin, special_tokens)} call {_markers(end, special_tokens)}"
+    marked = f"{marker(begin, special_tokens)} call {marker(end, special_tokens)}"
     start = (
         f'start: one_call ("\\n" one_call){{0,{MOST_CALLS - 1}}}' if several else "start: one_call"
     )
-    rules = [start, f"one_call: {marked}", *_calls(tools, format.calls)]
+    rules = [start, f"one_call: {marked}", *call_rules(tools, format.calls)]
     return Forced("\n".join(rules), format)
 
 
@@ -56,23 +56,21 @@ def _bare(tools: Sequence[Tool], several: bool) -> str:
     start = "start: call"
     if several:
         start = f'start: "[" call (", " call){{0,{MOST_CALLS - 1}}} "]"'
-    return "\n".join([start, *_calls(tools, JsonCalls())])
+    return "\n".join([start, *call_rules(tools, JsonCalls())])
 
 
-def _calls(tools: Sequence[Tool], calls: JsonCalls) -> list[str]:
+def call_rules(tools: Sequence[Tool], calls: JsonCalls) -> list[str]:
     """The rules of `call`: an object for each tool."""
     names = [f"call_{i}" for i in range(len(tools))]
     rules = [f"call: {' | '.join(names)}"]
     for name, tool in zip(names, tools, strict=True):
-        schema = json.dumps(_call_schema(tool, calls), ensure_ascii=False)
-        rules.append(f"{name}: %json {schema}")
+        rules.append(f"{name}: %json {_text(_call_schema(tool, calls))}")
     return rules
 
 
 def _call_schema(tool: Tool, calls: JsonCalls) -> dict[str, Any]:
-    parameters = dict(tool.parameters or _NO_PARAMETERS)
+    parameters = _parameters(tool)
     shared = {word: parameters.pop(word) for word in _SHARED if word in parameters}
-    parameters.setdefault("type", "object")
     fields: dict[str, Any] = {
         calls.names[0]: {"const": tool.name},
         calls.arguments[0]: parameters,
@@ -88,12 +86,37 @@ def _call_schema(tool: Tool, calls: JsonCalls) -> dict[str, Any]:
     } | shared
 
 
-def _markers(text: str, special_tokens: Mapping[str, int]) -> str:
+def named_rules(tools: Sequence[Tool], name_end: str) -> list[str]:
+    """The rules of `call`: a name, `name_end` (as a grammar has it), and the arguments."""
+    names = [f"call_{i}" for i in range(len(tools))]
+    rules = [f"call: {' | '.join(names)}"]
+    for rule, tool in zip(names, tools, strict=True):
+        schema = {"x-guidance": _COMPACT, **_parameters(tool)}
+        rules.append(f"{rule}: {quoted(tool.name, {})} {name_end} %json {_text(schema)}")
+    return rules
+
+
+def quoted(text: str, special_tokens: Mapping[str, int]) -> str:
+    """Exactly this text, or this special token."""
+    return f"<[{special_tokens[text]}]>" if text in special_tokens else _text(text)
+
+
+def marker(text: str, special_tokens: Mapping[str, int]) -> str:
     """A marker with the line break that templates print at its inner side."""
     if not text:
         return ""
     inner_first = text.startswith(("</", "<|/"))
-    token = f"<[{special_tokens[text]}]>" if text in special_tokens else json.dumps(text)
+    token = quoted(text, special_tokens)
     if not (text.startswith("<") and text.endswith(">")) or "|" in text:
         return token
     return f'"\\n" {token}' if inner_first else f'{token} "\\n"'
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    parameters = dict(tool.parameters or _NO_PARAMETERS)
+    parameters.setdefault("type", "object")
+    return parameters
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

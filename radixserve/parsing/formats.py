@@ -178,6 +178,7 @@ _ALL = (
             ("<|tool_call_argument_begin|>",),
             Pair(("<|tool_call_begin|>",), ("<|tool_call_end|>",)),
             pattern=r"\s*(?:functions\.)?([^\s<>]+?)(?::\d+)?\s*",
+            id_in_name=True,
         ),
         Pair(("<|tool_calls_section_begin|>",), ("<|tool_calls_section_end|>",)),
         _THINK_OR_CALL,

@@ -43,7 +43,7 @@ class Parser:
         else:
             if format.begun and prompt.endswith(format.begun):
                 self._reader.feed(format.begun)
-            in_thoughts = thoughts is not None and prompt.rstrip().endswith(thoughts.begin)
+            in_thoughts = begins_in_thoughts(format, prompt)
             answer = AnswerMachine(self._reader, self._output, format, tools)
             self._machine = answer.run(in_thoughts=in_thoughts)
 
@@ -65,3 +65,9 @@ class Parser:
     def _run(self) -> list[Event]:
         next(self._machine, None)
         return self._output.take()
+
+
+def begins_in_thoughts(format: Format, prompt: str) -> bool:
+    """Whether an answer to `prompt`, or its end, begins inside reasoning."""
+    thoughts = format.thoughts
+    return thoughts is not None and prompt.rstrip().endswith(thoughts.begin)

@@ -174,6 +174,14 @@ class Reader:
         self.advance(self.pos + len(found))
         return found
 
+    def skip_begun(self, markers: tuple[str, ...]) -> bool:
+        """Takes what is left of the text if the answer was cut inside one of `markers` there."""
+        rest = self.text[self.pos :]
+        begun = self.cut and rest != "" and any(m.startswith(rest) for m in markers)
+        if begun:
+            self.advance(len(self.text))
+        return begun
+
     def until(self, markers: tuple[str, ...], sink: Sink) -> Wait[str]:
         """Gives the text before the first marker to `sink`; takes the marker and returns it.
 

@@ -30,10 +30,11 @@ _KINDS = {
 
 
 class Tool(Struct, frozen=True):
-    """`parameters`: the JSON schema of its arguments, an object's."""
+    """`parameters`: the JSON schema of its arguments, an object's. `strict`: they must fit it."""
 
     name: str
     parameters: Mapping[str, Any] | None = None
+    strict: bool = False
 
     def properties(self) -> Mapping[str, Any]:
         found = (self.parameters or {}).get("properties")
@@ -43,6 +44,12 @@ class Tool(Struct, frozen=True):
         """The JSON types that the argument `key` may have; empty if the schema does not say."""
         schema = self.properties().get(key)
         return _kinds(schema, self.parameters or {}, 0)
+
+
+def schema_of(function: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The schema of a function as OpenAI has it, if it is one."""
+    schema = function.get("parameters")
+    return schema if isinstance(schema, Mapping) else None
 
 
 def _kinds(schema: Any, root: Mapping[str, Any], nesting: int) -> frozenset[str]:

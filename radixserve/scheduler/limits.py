@@ -12,6 +12,7 @@ from radixserve.messages import (
 )
 from radixserve.scheduler.counters import Counters
 from radixserve.scheduler.queue import Queue
+from radixserve.scheduler.request import first_scored, reusable
 
 MAX_PINS = 16  # of one request
 MAX_TTL = 86400.0  # seconds
@@ -62,7 +63,7 @@ class Limits:
         if length >= self.total:
             text = f"The prompt has {length} tokens; at most {self.total - 1} fit."
             return Rejected(name, "context_length_exceeded", text)
-        return self.over_quota(message, length) or self._queue_full(message, counters)
+        return self.over_quota(message, length) or self._queue_full(message, length, counters)
 
     def over_quota(self, message: Submit, length: int) -> Rejected | None:
         room = self.room(message.namespace.tenant)
@@ -72,17 +73,18 @@ class Limits:
         text = f"The request has {length} tokens; the tenants' quotas leave room for {most}."
         return Rejected(message.request_id, "quota_exceeded", text)
 
-    def _queue_full(self, message: Submit, counters: Counters) -> Rejected | None:
-        waiting, most = len(self._queue), self._config.max_queued_tokens
+    def _queue_full(self, message: Submit, length: int, counters: Counters) -> Rejected | None:
+        waiting, bound = len(self._queue), self._config.max_queued_tokens
         text = ""
         if waiting >= self._config.max_queued_requests:
             text = f"{waiting} requests are waiting; try again later."
-        elif most and waiting:
-            work = self._queue.work(message.namespace, message.prompt)
-            if self._queue.tokens + work > most:
+        elif bound and waiting:
+            most = reusable(first_scored(message.sampling, length), length)
+            work = self._queue.work(message.namespace, message.prompt, most)
+            if self._queue.tokens + work > bound:
                 text = (
                     f"The waiting requests have {self._queue.tokens} tokens to compute and this "
-                    f"one {work} more; at most {most} may wait. Try again later."
+                    f"one {work} more; at most {bound} may wait. Try again later."
                 )
         if not text:
             return None

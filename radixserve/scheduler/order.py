@@ -30,7 +30,7 @@ def priority(entry: Entry) -> tuple[float, int]:
 
 def longest_prefix(entry: Entry) -> tuple[float, int]:
     """Longest cached prefix, then first come."""
-    return -entry.known, entry.arrival
+    return -entry.found, entry.arrival
 
 
 def shortest_prefill(entry: Entry) -> tuple[float, int]:
@@ -42,7 +42,7 @@ def shortest_prefill(entry: Entry) -> tuple[float, int]:
     group by group; yet a short request need not wait for a longer one that has more in the cache.
     Time is counted in computed tokens, so the same is decided on every machine.
     """
-    work = entry.length - entry.known
+    work = entry.length - entry.found
     return entry.came + LONGEST_CREDIT * work / (work + HALF_CREDIT), entry.arrival
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from radixserve.cache import Lease
 from radixserve.messages import INT32_BYTES, Admit, Row
 from radixserve.scheduler.request import Request
 
@@ -18,6 +19,20 @@ def chunk(start: int, to_compute: int, budget: int, page_size: int) -> int:
     return max(end - start, 0)
 
 
+def next_row(request: Request, lease: Lease, num_tokens: int) -> Row:
+    """The row that computes the request's next tokens, whose pages the lease has."""
+    start, end = request.ordered, request.ordered + num_tokens
+    tokens = bytes(request.tokens[start * INT32_BYTES : end * INT32_BYTES])
+    pages = lease.pages[request.told :].tobytes()
+    request.told = len(lease.pages)
+    source, lease.source = lease.source, -1
+    live = source >= 0 and lease.source_live
+    request.compute(num_tokens)
+    sample = request.to_compute == 0
+    score = request.score(start, num_tokens)
+    return Row(request.slot, start, tokens, pages, sample, source, live, score)
+
+
 @dataclass(slots=True)
 class Step:
     """A step: while it is put together, and until its result is back."""
@@ -26,6 +41,7 @@ class Step:
     rows: list[Row] = field(default_factory=list)
     named: list[Request] = field(default_factory=list)  # whose row it is, for each of `rows`
     sampling: list[Request] = field(default_factory=list)  # of those, who gets a token
+    scoring: list[Request] = field(default_factory=list)  # of those, whose prompt is scored
     admits: list[Admit] = field(default_factory=list)
     prefill: int = 0  # tokens of rows with more than one
     decodes: int = 0  # rows of one token
@@ -38,6 +54,8 @@ class Step:
         self.named.append(request)
         if row.sample:
             self.sampling.append(request)
+        if row.score is not None:
+            self.scoring.append(request)
         if count == 1:
             self.decodes += 1
         else:

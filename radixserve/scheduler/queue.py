@@ -9,6 +9,7 @@ date as requests come and go (`waiting.py`): no call looks at all that wait.
 from collections.abc import Callable, Collection
 
 from radixserve.cache import PrefixCache
+from radixserve.cache.lease import ALL
 from radixserve.config import SchedulerConfig
 from radixserve.messages import Namespace
 from radixserve.scheduler.fair import FairShare
@@ -47,13 +48,13 @@ class Queue:
         """
         return sum(line.waiting.tokens for line in self._lines.values())
 
-    def work(self, namespace: Namespace, tokens: bytes) -> int:
-        """By how much `tokens` would grow with this prompt.
+    def work(self, namespace: Namespace, tokens: bytes, most: int = ALL) -> int:
+        """By how much `tokens` would grow with this prompt, which can reuse `most` of its tokens.
 
         It is a page less if it is whole pages that are the beginning of a waiting prompt.
         """
         line = self._lines.get(namespace.tenant) or _Line(self._config, self._cache)
-        return line.waiting.work(namespace, tokens)
+        return line.waiting.work(namespace, tokens, most)
 
     def add(self, request: Request) -> None:
         """Queue a new request, or one that was preempted."""

@@ -1,10 +1,32 @@
 """One request as the scheduler sees it: tokens, pages, and how far the ordered steps have come."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from radixserve.cache import Lease, Terms
 from radixserve.cache.lease import ALL
-from radixserve.messages import INT32_BYTES, CacheDirectives, Pin, Submit
+from radixserve.messages import (
+    INT32_BYTES,
+    CacheDirectives,
+    Namespace,
+    Pin,
+    Sampling,
+    Score,
+    Submit,
+)
+
+
+def tenant_of(namespace: Hashable) -> str:
+    assert isinstance(namespace, Namespace), "the scheduler's namespaces have a tenant"
+    return namespace.tenant
+
+
+def alone(message: Submit) -> Submit:
+    """The same request in a namespace of its own, where there is nothing to share."""
+    salt = f"{message.namespace.salt}\0{message.request_id}"
+    return replace(message, namespace=replace(message.namespace, salt=salt))
 
 
 def terms_of(directives: CacheDirectives) -> Terms:
@@ -12,6 +34,22 @@ def terms_of(directives: CacheDirectives) -> Terms:
     nothing = directives.read_only or directives.store_until == 0
     store = 0 if nothing else directives.store_until if directives.store_until > 0 else ALL
     return Terms(store, directives.read_only, directives.priority)
+
+
+def first_scored(sampling: Sampling, prompt_len: int) -> int:
+    """The first token of a prompt whose log probability is wanted; `prompt_len`: of none.
+
+    The very first token has none: nothing stands before it.
+    """
+    return max(sampling.logprob_start, 1) if sampling.prompt_logprobs >= 0 else prompt_len
+
+
+def reusable(scored: int, prompt_len: int) -> int:
+    """How many cached tokens a request can stand on of whose prompt `scored` is scored next.
+
+    Cached K/V give no logits, and those of the token before `scored` are wanted.
+    """
+    return scored - 1 if scored < prompt_len else ALL
 
 
 @dataclass(eq=False, slots=True)
@@ -44,6 +82,7 @@ class Request:
     in_flight: int = 0  # steps without a result that name this request's slot
     hits: list[tuple[int, int]] = field(default_factory=list)  # of the prompt, not computed here
     seen: int = 0  # tokens that were reused or computed at any time, before a preemption too
+    scored: int = field(init=False)  # tokens of the prompt that need no score from steps to come
     copied: int = 0  # of the reused tokens: copied from a page that is not shared
     reachable: int = 0  # prompt tokens that were cached at admission, or had been and had left
     preempted: bool = False
@@ -53,6 +92,7 @@ class Request:
     def __post_init__(self) -> None:
         self.tokens = bytearray(self.submit.prompt)
         self.known = self.prompt_len = len(self.tokens) // INT32_BYTES
+        self.scored = first_scored(self.submit.sampling, self.prompt_len)
         self.tenant = self.submit.namespace.tenant
         self.terms = terms_of(self.submit.cache)
         self.pins = sorted(self.submit.cache.pins, key=lambda pin: pin.tokens)
@@ -65,6 +105,11 @@ class Request:
     def reused(self) -> int:
         """Prompt tokens that this request did not compute."""
         return sum(end - start for start, end in self.hits)
+
+    @property
+    def reusable(self) -> int:
+        """How many cached tokens it can stand on."""
+        return reusable(self.scored, self.prompt_len)
 
     @property
     def to_compute(self) -> int:
@@ -106,3 +151,17 @@ class Request:
             cut += [(max(a, self.ordered), b) for a, b in self.hits]
             self.hits = [(a, b) for a, b in cut if a < b]
         self.seen = max(self.seen, self.ordered)
+
+    def score(self, start: int, num_tokens: int) -> Score | None:
+        """What a row that computes so many tokens from `start` on is to score.
+
+        Results of steps that are sent come for certain, so nothing is ever scored twice: not after
+        a preemption either.
+        """
+        first, end = self.scored, min(start + num_tokens + 1, self.prompt_len)
+        if first >= end:
+            return None
+        assert start < first, "what is scored is computed"
+        self.scored = end
+        tokens = bytes(self.tokens[first * INT32_BYTES : end * INT32_BYTES])
+        return Score(first - 1 - start, tokens, self.submit.sampling.prompt_logprobs)

@@ -37,7 +37,12 @@ class Running:
         own = reserve.of(request.tenant)
         namespace, tokens = request.submit.namespace, request.tokens
         lease = self._cache.acquire(
-            namespace, tokens, reserve.pages, request.terms, own_headroom=own
+            namespace,
+            tokens,
+            reserve.pages,
+            request.terms,
+            own_headroom=own,
+            most=request.reusable,
         )
         if lease is None:
             return False

@@ -12,9 +12,7 @@ still being computed, even within one step.
 """
 
 import time
-from collections.abc import Callable, Hashable
-
-from msgspec.structs import replace
+from collections.abc import Callable
 
 from radixserve.cache import POLICIES, Lease, PagePool, PrefixCache, RadixTree
 from radixserve.config import SchedulerConfig, quotas
@@ -23,10 +21,10 @@ from radixserve.messages import (
     LOSSES,
     Invalidate,
     Invalidated,
-    Namespace,
     Rejected,
     Row,
     RunStep,
+    Scores,
     SetQuota,
     Stats,
     StepDone,
@@ -39,9 +37,9 @@ from radixserve.messages import (
 from radixserve.scheduler.counters import Counters
 from radixserve.scheduler.limits import Limits
 from radixserve.scheduler.pinning import Answer, Pinning
-from radixserve.scheduler.plan import Step, chunk
+from radixserve.scheduler.plan import Step, chunk, next_row
 from radixserve.scheduler.queue import Queue
-from radixserve.scheduler.request import Request
+from radixserve.scheduler.request import Request, alone, tenant_of
 from radixserve.scheduler.running import Running, admit
 from radixserve.scheduler.snapshot import snapshot
 from radixserve.scheduler.trace import Observer
@@ -100,7 +98,7 @@ class Scheduler:
             self.outbox.append((message.origin, refusal))
             return
         if self.config.disable_radix_cache:
-            message = _alone(message)
+            message = alone(message)
         room = self.limits.room(message.namespace.tenant) - len(message.prompt) // INT32_BYTES
         most = min(message.max_tokens, room)
         request = Request(message, self._arrivals, most, self.clock())
@@ -140,6 +138,8 @@ class Scheduler:
         self.counters.step_done(result.seconds, step.prefill + step.decodes)
         for request in step.named:
             request.in_flight -= 1
+        for request, scores in zip(step.scoring, result.scores, strict=True):
+            self._take_scores(request, scores)
         data = result.tokens
         tokens = unpack(data)
         assert len(tokens) == len(step.sampling), "a step returns one token per row that wanted one"
@@ -246,18 +246,10 @@ class Scheduler:
         assert lease is not None, "only an admitted request gets a row"
         request.reuse(self.cache.advance(lease, request.tokens))
         count = chunk(request.ordered, request.to_compute, budget, self.cache.page_size)
-        start, end = request.ordered, request.ordered + count
+        end = request.ordered + count
         if not count or not (self.cache.append(lease, end) or self._make_room(request, end)):
             return
-        tokens = request.tokens[start * INT32_BYTES : end * INT32_BYTES]
-        pages = lease.pages[request.told :].tobytes()
-        request.told = len(lease.pages)
-        source, lease.source = lease.source, -1
-        live = source >= 0 and lease.source_live
-        request.compute(count)
-        sample = request.to_compute == 0
-        row = Row(request.slot, start, bytes(tokens), pages, sample, source, live)
-        self._ordered(request, lease, step, row)
+        self._ordered(request, lease, step, next_row(request, lease, count))
 
     def _ordered(self, request: Request, lease: Lease, step: Step, row: Row) -> None:
         """A row is part of the step; from now on others can stand on the pages that it fills."""
@@ -353,6 +345,17 @@ class Scheduler:
             self.counters.finished += 1
             self._end(request)
 
+    def _take_scores(self, request: Request, scores: Scores | None) -> None:
+        request.lost = request.lost or scores is None
+        if request.done:
+            return
+        if scores is None:
+            self._lose(request, -1)
+            return
+        name = request.submit.request_id
+        message = Tokens(name, b"", request.reused, scores=scores)
+        self.outbox.append((request.submit.origin, message))
+
     def _lose(self, request: Request, token: int) -> None:
         """The worker cannot go on with a request; the others do."""
         self._refuse(request, Rejected(request.submit.request_id, *LOSSES[token]))
@@ -387,14 +390,3 @@ class Scheduler:
             queued_tokens=self.waiting.tokens,
             waiting_on_step=waiting_on_step,
         )
-
-
-def tenant_of(namespace: Hashable) -> str:
-    assert isinstance(namespace, Namespace), "the scheduler's namespaces have a tenant"
-    return namespace.tenant
-
-
-def _alone(message: Submit) -> Submit:
-    """The same request in a namespace of its own, where there is nothing to share."""
-    salt = f"{message.namespace.salt}\0{message.request_id}"
-    return replace(message, namespace=replace(message.namespace, salt=salt))

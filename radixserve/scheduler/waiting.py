@@ -75,9 +75,14 @@ class Entry:
         return len(self.key[1]) // INT32_BYTES
 
     @property
+    def found(self) -> int:
+        """What it can use of what is `known` to be cached."""
+        return min(self.known, self.request.reusable)
+
+    @property
     def work(self) -> int:
-        """Tokens that neither the cache has nor an entry before it computes."""
-        return self.length - max(self.known, self.shared)
+        """Tokens that it can have neither from the cache nor from an entry before it."""
+        return self.length - min(max(self.known, self.shared), self.request.reusable)
 
 
 class Waiting:
@@ -170,12 +175,12 @@ class Waiting:
         pages = min(size // self.page_bytes, other.request.terms.store // self._cache.page_size)
         return pages * self._cache.page_size
 
-    def work(self, namespace: Namespace, tokens: bytes) -> int:
-        """What of this prompt would have to be computed for it, in tokens."""
+    def work(self, namespace: Namespace, tokens: bytes, most: int) -> int:
+        """What of this prompt would have to be computed for it, in tokens; it reuses `most`."""
         path = path_of(namespace, tokens)
         found = [self._cache.peek(namespace, tokens)]
         found += [self.share(path, e) for e in self.neighbours(path) if e is not None]
-        return len(tokens) // INT32_BYTES - max(found)
+        return len(tokens) // INT32_BYTES - min(max(found), most)
 
     def _take_out(self, entry: Entry) -> None:
         before, after = self.neighbours(entry.key)

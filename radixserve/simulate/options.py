@@ -86,7 +86,7 @@ class Options:
 
 def parse(argv: Sequence[str]) -> Options:
     """Ends the program with a message and exit code 2 on a wrong command line."""
-    p = _parser()
+    p = parser()
     args = p.parse_args(argv)
     _contradictions(p, args)
     names = [*LOAD, *_flags()]
@@ -196,7 +196,8 @@ def _cost(text: str) -> str:
     return text
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
     p = argparse.ArgumentParser(
         prog="python -m radixserve.simulate",
         description="Plays a recorded workload through the real scheduler and cache with a "

@@ -1,7 +1,6 @@
 """OpenAI chat messages as chat templates expect them, checked on the way.
 
-Contents become text, tool-call arguments objects, `developer` `system`. What a text-only model
-cannot see is refused, never dropped.
+Contents become text, tool-call arguments objects, `developer` `system`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 import msgspec
 
 from radixserve.tokenizer.invalid import InvalidRequest
+from radixserve.tokenizer.unreadable import UnreadableParts
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = {"text": "text", "refusal": "refusal"}  # part type -> the field with its text
@@ -17,17 +17,20 @@ KEPT_TEXTS = ("name", "tool_call_id", "reasoning_content")
 
 
 def conversation(
-    messages: Sequence[Mapping[str, Any]], *, knows_developer: bool
+    messages: Sequence[Mapping[str, Any]], *, knows_developer: bool, unreadable: UnreadableParts
 ) -> list[dict[str, Any]]:
     """The messages for a template. InvalidRequest names the field at fault."""
     if not messages:
         raise InvalidRequest("messages must have at least one message", "messages")
     return [
-        _message(message, f"messages[{i}]", knows_developer) for i, message in enumerate(messages)
+        _message(message, f"messages[{i}]", knows_developer, unreadable)
+        for i, message in enumerate(messages)
     ]
 
 
-def _message(message: Mapping[str, Any], where: str, knows_developer: bool) -> dict[str, Any]:
+def _message(
+    message: Mapping[str, Any], where: str, knows_developer: bool, unreadable: UnreadableParts
+) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES:
         raise InvalidRequest(f"{where}.role must be one of {', '.join(ROLES)}", f"{where}.role")
@@ -37,7 +40,7 @@ def _message(message: Mapping[str, Any], where: str, knows_developer: bool) -> d
         )
     out: dict[str, Any] = {
         "role": "system" if role == "developer" and not knows_developer else role,
-        "content": _content(message, f"{where}.content"),
+        "content": _content(message, f"{where}.content", unreadable),
     }
     reasoning = message.get("reasoning_content", message.get("reasoning"))
     for name, value in ({**message, "reasoning_content": reasoning}).items():
@@ -54,7 +57,7 @@ def _text(value: object, where: str) -> str:
     return value
 
 
-def _content(message: Mapping[str, Any], where: str) -> str:
+def _content(message: Mapping[str, Any], where: str, unreadable: UnreadableParts) -> str:
     content = message.get("content")
     if content is None:
         if message["role"] != "assistant":
@@ -64,17 +67,15 @@ def _content(message: Mapping[str, Any], where: str) -> str:
         return content
     if not isinstance(content, list):
         raise InvalidRequest(f"{where} must be a string or a list of parts", where)
-    return "\n".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+    return "\n".join(_part(part, f"{where}[{i}]", unreadable) for i, part in enumerate(content))
 
 
-def _part(part: object, where: str) -> str:
+def _part(part: object, where: str, unreadable: UnreadableParts) -> str:
     if not isinstance(part, dict):
         raise InvalidRequest(f"{where} must be an object", where)
     kind = part.get("type")
     if not isinstance(kind, str) or kind not in TEXT_PARTS:
-        raise InvalidRequest(
-            f"{where} is of type {str(kind)[:50]}: this model takes text only", where
-        )
+        return unreadable.text(kind, where)
     field = TEXT_PARTS[kind]
     return _text(part.get(field), f"{where}.{field}")
 

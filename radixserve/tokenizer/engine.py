@@ -13,6 +13,7 @@ from typing import Protocol
 from radixserve.messages import (
     INT32_BYTES,
     Abort,
+    Drain,
     Invalidate,
     Invalidated,
     Pinned,
@@ -28,6 +29,7 @@ from radixserve.messages import (
 
 HEARTBEAT_SECONDS = 10.0  # without `Stats` for so long, the scheduler is taken for dead
 STEP_SECONDS = 120.0  # a step that takes so long, the worker is taken for stuck
+AWAY_SECONDS = 5.0  # after a server that ends, the next one should be there; a guess
 
 
 class RequestRejected(Exception):
@@ -43,7 +45,14 @@ class RequestRejected(Exception):
 
 
 class EngineStopped(Exception):
-    """There is no engine any more; the text says why."""
+    """There is no engine any more, or soon; the text says why.
+
+    `retry_after`: seconds after which trying again makes sense; 0: nobody knows.
+    """
+
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class Observer(Protocol):
@@ -95,10 +104,17 @@ class Stream:
     """
 
     def __init__(
-        self, engine: "Engine", submits: Sequence[Submit], now: float, names: Collection[str]
+        self,
+        engine: "Engine",
+        submits: Sequence[Submit],
+        now: float,
+        *,
+        names: Collection[str],
+        observer: Observer,
     ) -> None:
         self._engine = engine
         self.names = frozenset(names)
+        self.observer = observer
         self._queue: asyncio.Queue[tuple[int, Tokens] | Exception] = asyncio.Queue()
         self._unread = set(range(len(submits)))  # indices whose end has not been read yet
         self.requests = [_Request(self, i, submit, now) for i, submit in enumerate(submits)]
@@ -135,6 +151,7 @@ class Stream:
     def close(self) -> None:
         self._unread.clear()
         self._engine.drop(self.requests, "abort")
+        self._engine.left(self)
 
     def __enter__(self) -> "Stream":
         return self
@@ -158,11 +175,13 @@ class Engine:
         self._observer = observer
         self._clock = clock
         self._requests: dict[str, _Request] = {}
+        self._streams: set[Stream] = set()  # whose consumers have not left
         self._invalidations: dict[str, asyncio.Future[Invalidated]] = {}
         self._heartbeat = 0.0
         self.origin = origin
         self.ready: Ready | None = None
         self.stats: Stats | None = None
+        self.draining = ""  # why no new requests are taken
         self.stopped = ""  # why there is no engine any more
 
     @property
@@ -170,15 +189,24 @@ class Engine:
         """Requests that were submitted here and have no end yet."""
         return len(self._requests)
 
-    def submit(self, submits: Sequence[Submit], names: Collection[str] = ()) -> Stream:
+    def submit(
+        self,
+        submits: Sequence[Submit],
+        names: Collection[str] = (),
+        observer: Observer | None = None,
+    ) -> Stream:
         """Send the requests; their answers come in the stream. EngineStopped if it is too late.
 
-        `names`: what else `abort` may call the group by.
+        `names`: what else `abort` may call the group by. `observer`: of these, not the engine's.
         """
         if self.stopped:
             raise EngineStopped(self.stopped)
-        stream = Stream(self, submits, self._clock(), names)
+        if self.draining:
+            raise EngineStopped(self.draining, AWAY_SECONDS)
+        observer = observer or self._observer
+        stream = Stream(self, submits, self._clock(), names=names, observer=observer)
         self._requests |= {request.request_id: request for request in stream.requests}
+        self._streams.add(stream)
         self._send(submits)
         return stream
 
@@ -216,7 +244,16 @@ class Engine:
             return
         self._send([Abort(r.request_id) for r in ended])
         for request in ended:
-            self._observer.finished(self._clock() - request.start, reason)
+            request.stream.observer.finished(self._clock() - request.start, reason)
+
+    def left(self, stream: Stream) -> None:
+        """The consumer of `stream` needs it no more. Idempotent."""
+        self._streams.discard(stream)
+
+    @property
+    def drained(self) -> bool:
+        """Whether new requests are refused and all others were answered to their consumers."""
+        return bool(self.draining) and not self._streams
 
     def deliver(self, messages: Iterable[ToTokenizer]) -> None:
         """Take in what arrived from the scheduler or the launcher."""
@@ -228,15 +265,16 @@ class Engine:
                     self._reject(message)
                 case Pinned() if request := self._requests.get(message.request_id):
                     request.pins.append(message)
-                case Invalidated() if answer := self._invalidations.get(message.request_id):
-                    if not answer.done():  # nobody waits any more: cancelled
-                        answer.set_result(message)
+                case Invalidated():
+                    self._deliver_invalidated(message)
                 case Stats():
                     self.stats = message
                     self._heartbeat = self._clock()
                 case Ready():
                     self.ready = message
                     self._heartbeat = self._clock()
+                case Drain():
+                    self.draining = "the server is shutting down: it takes no new requests"
                 case Stop():
                     self.stop(message.reason)
 
@@ -245,24 +283,30 @@ class Engine:
         if request is None:
             return  # aborted here while the tokens were under way
         now, count = self._clock(), len(message.tokens) // INT32_BYTES
+        observer = request.stream.observer
         request.cached = message.cached_tokens
         if count:
-            self._observer.generated(count)
+            observer.generated(count)
             if request.last:
-                self._observer.more_tokens(now - request.last, count)
+                observer.more_tokens(now - request.last, count)
             else:
                 seconds = now - request.start
-                self._observer.first_tokens(seconds, request.prompt_tokens, message.cached_tokens)
+                observer.first_tokens(seconds, request.prompt_tokens, message.cached_tokens)
             request.last = now
         if message.finish:
             del self._requests[message.request_id]
-            self._observer.finished(now - request.start, message.finish)
+            observer.finished(now - request.start, message.finish)
         request.stream.put((request.index, message))
+
+    def _deliver_invalidated(self, message: Invalidated) -> None:
+        answer = self._invalidations.get(message.request_id)
+        if answer and not answer.done():  # else nobody waits any more: cancelled
+            answer.set_result(message)
 
     def _reject(self, message: Rejected) -> None:
         request = self._requests.pop(message.request_id, None)
         if request is not None:
-            self._observer.finished(self._clock() - request.start, message.code)
+            request.stream.observer.finished(self._clock() - request.start, message.code)
             request.stream.put(RequestRejected(message.code, message.message, message.retry_after))
 
     def stop(self, reason: str) -> None:
@@ -270,7 +314,7 @@ class Engine:
         self.stopped = self.stopped or reason or "the server is shutting down"
         requests, self._requests = self._requests, {}
         for request in requests.values():
-            self._observer.finished(self._clock() - request.start, "error")
+            request.stream.observer.finished(self._clock() - request.start, "error")
             request.stream.put(EngineStopped(self.stopped))
         for answer in self._invalidations.values():
             if not answer.done():
@@ -278,8 +322,8 @@ class Engine:
 
     def trouble(self) -> str:
         """Why no request can be served now; "" when all is well."""
-        if self.stopped:
-            return self.stopped
+        if self.stopped or self.draining:
+            return self.stopped or self.draining
         if self.ready is None:
             return "the engine is starting"
         silence = self._clock() - self._heartbeat

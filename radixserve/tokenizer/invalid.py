@@ -9,3 +9,20 @@ class InvalidRequest(ValueError):
         self.message = message
         self.param = param
         self.code = code
+
+
+def shown(value: object, most: int = 50) -> str:
+    """A value that a client sent, for a message to it: JSON's name for it, `most` characters."""
+    match value:
+        case str():
+            return value[:most]
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return str(value)[:most]
+        case list():
+            return "array"
+        case _:
+            return "object"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from radixserve.messages import Row
+from radixserve.messages import INT32_BYTES, Row
 from radixserve.worker.slots import Slots
 from radixserve.worker.upload import upload
 
@@ -32,12 +32,17 @@ class HostBatch(Struct, frozen=True):
     row_slot: np.ndarray  # [R] int64
     page_table: np.ndarray  # [max_slots, max_pages] int32; past a row's pages any ids
     sampled: np.ndarray  # [S] int64, the rows whose last token is wanted
+    scored: np.ndarray  # [N] int64, indices into T: the next token's log probability is wanted
 
     @property
     def wanted(self) -> np.ndarray:
-        """[S], indices into T whose logits are sampled."""
-        last: np.ndarray = self.row_start[1:][self.sampled] - 1
-        return last
+        """[S + N], indices into T whose logits are looked at: sampled from, then scored."""
+        return np.concatenate((self.row_start[1:][self.sampled] - 1, self.scored))
+
+    @property
+    def scored_rows(self) -> np.ndarray:
+        """The rows with `scored` tokens, ascending."""
+        return np.unique(np.searchsorted(self.row_start, self.scored, side="right") - 1)
 
 
 class Batch(Struct, frozen=True):
@@ -47,7 +52,7 @@ class Batch(Struct, frozen=True):
     positions: torch.Tensor  # [T]
     write_slots: torch.Tensor  # [T]; a negative one: the token's K/V are not written
     token_slot: torch.Tensor  # [T]
-    wanted: torch.Tensor  # [S]
+    wanted: torch.Tensor  # [S + N]
     page_table: torch.Tensor  # [max_slots, max_pages]
 
 
@@ -75,7 +80,17 @@ def gather_rows(rows: Sequence[Row], slots: Slots, *, page_size: int) -> HostBat
         row_slot=row_slot,
         page_table=slots.page_table,
         sampled=np.flatnonzero([row.sample for row in rows]),
+        scored=_scored(rows, row_start),
     )
+
+
+def _scored(rows: Sequence[Row], row_start: np.ndarray) -> np.ndarray:
+    places = [np.zeros(0, dtype=np.int64)]
+    for row, start in zip(rows, row_start.tolist(), strict=False):
+        if row.score is not None:
+            count = len(row.score.tokens) // INT32_BYTES
+            places.append(start + row.score.at + np.arange(count))
+    return np.concatenate(places)
 
 
 INPUTS = ("tokens", "positions", "write_slots", "token_slot", "wanted")

@@ -8,7 +8,7 @@ there is one for each of some numbers of tokens, and a step is padded to the nex
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,13 @@ def graph_sizes(most: int) -> list[int]:
     sizes += range(160, 257, 32)
     sizes += range(320, most + 1, 64)
     return [size for size in sizes if size < most] + [most] * (most > 0)
+
+
+class Computed(NamedTuple):
+    """What comes of a batch."""
+
+    logits: Tensor  # [S, vocab] float32, of the sampled rows
+    scored: Tensor  # [N, hidden size], what gives the logits of the scored tokens
 
 
 class Forward:
@@ -62,18 +69,20 @@ class Forward:
             pool = graph.capture(pool)
             self._graphs.insert(0, graph)
 
-    def logits(self, host: HostBatch, repeats: Repeats | None = None) -> Tensor:
-        """[S, vocab] float32 of the batch's wanted tokens; overwritten by a later step's."""
+    def run(self, host: HostBatch, repeats: Repeats | None = None) -> "Computed":
+        """The batch computed. Its logits are overwritten by a later step's."""
         plan = self._attention.plan(host)
-        if repeats is None and (graph := self._graph(len(host.tokens))):
+        scores = len(host.scored)
+        if repeats is None and not scores and (graph := self._graph(len(host.tokens))):
             replayed = graph.replay(host, plan)
             if replayed is not None:
                 self.replayed += 1
-                return replayed
+                return Computed(replayed, replayed[:0])
         batch = bring(host, self._last_tokens, self._page_table)
         attend = plan.bind(batch, repeats)
-        logits: Tensor = self._decoder(batch.tokens, batch.positions, attend, batch.wanted)
-        return logits
+        hidden = self._decoder.hidden(batch.tokens, batch.positions, attend, batch.wanted)
+        sampled, scored = torch.split(hidden, [len(hidden) - scores, scores])
+        return Computed(self._decoder.logits(sampled), scored)
 
     def _graph(self, num_tokens: int) -> "Graph | None":
         index = bisect_left(self._graphs, num_tokens, key=lambda graph: graph.num_tokens)

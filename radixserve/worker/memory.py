@@ -98,7 +98,8 @@ def working_bytes(
     What one layer holds at once (layers reuse each other's memory), the logits with the copies that
     sampling makes of them, and on a GPU a fixed sum for partial results of attention, captured
     graphs (whose own activations are those of a step of few tokens), workspaces of the products,
-    and loaded kernels.
+    and loaded kernels. Scoring prompts needs no more, if at most `rows` rows of their logits live
+    at once: fewer copies are made of such.
     """
     heads = 2 * spec.num_heads + 2 * spec.num_kv_heads  # queries, results, keys and values
     layer = 4 * spec.hidden_size + heads * spec.head_dim + 3 * spec.intermediate_size

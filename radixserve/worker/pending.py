@@ -8,6 +8,7 @@ from torch import Tensor
 
 from radixserve.messages import StepDone
 from radixserve.worker.sampling import Sampled
+from radixserve.worker.scoring import Scored
 
 
 class Pending:
@@ -22,6 +23,7 @@ class Pending:
         """The step's work begins here."""
         self._step = step
         self._sampled: Sampled | None = None
+        self._scored: Scored | None = None
         self._begin = time.perf_counter()
         self._seconds = 0.0
         self._events: tuple[torch.cuda.Event, ...] = ()
@@ -30,10 +32,16 @@ class Pending:
             self._events = (event(), event())
             self._events[0].record()
 
-    def submitted(self, sampled: Sampled | None) -> None:
-        """All of the step's work is enqueued. `sampled`: what comes of it, None without rows."""
+    def submitted(self, sampled: Sampled | None = None, scored: Scored | None = None) -> None:
+        """All of the step's work is enqueued. `sampled`: what comes of it, None without rows.
+
+        `scored`: and of its scored rows, None without such.
+        """
         if sampled is not None:
             self._sampled = _to_host(sampled)
+        if scored is not None:
+            columns = (scored.logprobs, scored.ranks, scored.ids, scored.values)
+            self._scored = Scored(scored.counts, scored.wanted, *map(_copy, columns))
         for event in self._events[1:]:
             event.record()
         self._seconds = time.perf_counter() - self._begin
@@ -57,6 +65,7 @@ class Pending:
             tokens=tokens.numpy().tobytes(),
             logprobs=() if logprobs is None else logprobs.messages(len(tokens)),
             seconds=seconds,
+            scores=() if self._scored is None else self._scored.messages(),
         )
 
 

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from radixserve.config import WorkerConfig
-from radixserve.messages import Admit, Row, RunStep, Sampling, StepDone, WorkerReady, pack
+from radixserve.messages import Admit, Row, RunStep, Sampling, Score, StepDone, WorkerReady, pack
 from radixserve.models.decoder import Decoder
 from radixserve.models.load import DUMMY, fingerprint, load
 from radixserve.models.operators import OPERATORS
+from radixserve.models.spec import ModelSpec
 from radixserve.worker.attention import BACKENDS, Attention, Setting
 from radixserve.worker.batch import HostBatch, Repeats, gather_rows, plan_copies
 from radixserve.worker.forward import Forward, graph_sizes
@@ -24,6 +25,7 @@ from radixserve.worker.memory import PoolSize, free_memory, size_pool, working_b
 from radixserve.worker.pending import Pending
 from radixserve.worker.resolve import DTYPES, resolve, step_tokens
 from radixserve.worker.sampling import SAMPLERS, Grammars, Sampled, Sampler
+from radixserve.worker.scoring import Scored, rows_at_once, score
 from radixserve.worker.slots import Slots
 from radixserve.worker.upload import upload
 
@@ -42,8 +44,9 @@ class Runner:
         torch.set_num_threads(config.num_threads)
         self.startup: dict[str, float] = {}
         self._page_size = config.page_size
+        self._at_once = rows_at_once(config.max_running_requests)
         self._device = torch.device(config.device)
-        backend = _backend(config)
+        backend = backend_of(config)
         free_bytes = free_memory(self._device)
         with self._timed("load weights"):
             self._decoder = _decoder(config, folder, backend)
@@ -98,7 +101,7 @@ class Runner:
         """
         pending = Pending(step.step, self._device)
         self._change_slots(step)
-        pending.submitted(self._compute(step) if step.rows else None)
+        pending.submitted(*(self._compute(step) if step.rows else ()))
         return pending
 
     def run(self, step: RunStep) -> StepDone:
@@ -115,15 +118,19 @@ class Runner:
             self._sampler.admit(admit)
         self._slots.append_pages(step.rows)
 
-    def _compute(self, step: RunStep) -> Sampled:
-        """The forward pass over the step's rows, and what they sample."""
+    def _compute(self, step: RunStep) -> tuple[Sampled, Scored | None]:
+        """The forward pass over the step's rows, and what they sample and score."""
         host = gather_rows(step.rows, self._slots, page_size=self._page_size)
-        logits = self._forward.logits(host, self._copy(step, host))
+        logits, hidden = self._forward.run(host, self._copy(step, host))
+        asked = [row.score for row in step.rows if row.score is not None]
+        scored = None
+        if asked:
+            scored = score(self._decoder.logits, hidden, asked, at_once=self._at_once)
         slots = [row.slot for row in step.rows if row.sample]
         for slot in slots:
             self._slots[slot].sampled = True
         positions: list[int] = host.kv_len[host.sampled].tolist()
-        return self._sampler.sample(logits, slots, positions)
+        return self._sampler.sample(logits, slots, positions), scored
 
     def _copy(self, step: RunStep, host: HostBatch) -> Repeats | None:
         """Make the step's copies from standing pages.
@@ -151,10 +158,12 @@ class Runner:
     def _warm_up(self, num_tokens: int) -> None:
         """Throw-away steps on page 0, so that the first request does not pay for first uses.
 
-        A long row and short ones, a copy within the step, a draw, penalties and log probabilities.
+        A long row and short ones, a copy within the step, a draw, penalties and log probabilities,
+        the prompt's too.
         """
         whole = pack([0] * -(-(num_tokens + 1) // self._page_size))
-        rows = [Row(slot=0, start=0, tokens=pack([0] * num_tokens), pages=whole)]
+        prompt = pack([0] * num_tokens)
+        rows = [Row(slot=0, start=0, tokens=prompt, pages=whole, score=Score(0, prompt, 1))]
         admits = [Admit(slot=0, sampling=Sampling(seed=0, top_p=0.5, top_logprobs=1))]
         if len(self._slots.page_table) > 1 < self._page_size:
             history = pack([0, 0])
@@ -193,7 +202,7 @@ def _detail(decoder: Decoder, config: WorkerConfig, pool: PoolSize) -> str:
     )
 
 
-def _backend(config: WorkerConfig) -> type[Attention]:
+def backend_of(config: WorkerConfig) -> type[Attention]:
     """The attention backend of a resolved `config`; ValueError if it cannot do what is asked."""
     asked: dict[str, Callable[[type[Attention]], object]] = {}
     if (dtype := config.kv_cache_dtype) != "auto":
@@ -216,26 +225,41 @@ def make_cache(decoder: Decoder, config: WorkerConfig, free_bytes: int) -> tuple
 
     `free_bytes`: free memory before the weights were loaded.
     """
-    spec = decoder.spec
-    shape = {
+    size = pool_size(decoder.spec, config, free_bytes, decoder.weight_bytes)
+    dtype, device = _kv_dtype(config), torch.device(config.device)
+    shape = _page_shape(decoder.spec, config)
+    return KVCache(num_pages=size.num_pages, dtype=dtype, device=device, **shape), size
+
+
+def pool_size(
+    spec: ModelSpec, config: WorkerConfig, free_bytes: int, weight_bytes: int
+) -> PoolSize:
+    """What the K/V pool gets of `free_bytes`, weights included. ValueError if it is nothing."""
+    return size_pool(
+        page_size=config.page_size,
+        page_bytes=page_bytes(**_page_shape(spec, config), dtype=_kv_dtype(config)),
+        max_total_tokens=config.max_total_tokens,
+        free_bytes=free_bytes,
+        weight_bytes=weight_bytes,
+        working_bytes=working_bytes(
+            spec,
+            tokens=step_tokens(config),
+            rows=rows_at_once(config.max_running_requests),
+            dtype=DTYPES[config.dtype],
+            device=torch.device(config.device),
+        ),
+        fraction=config.mem_fraction_static,
+    )
+
+
+def _page_shape(spec: ModelSpec, config: WorkerConfig) -> dict[str, int]:
+    return {
         "num_layers": spec.num_layers,
         "page_size": config.page_size,
         "num_kv_heads": spec.num_kv_heads,
         "head_dim": spec.head_dim,
     }
-    dtype = DTYPES[config.dtype]
-    device = torch.device(config.device)
-    tokens, rows = step_tokens(config), config.max_running_requests
-    working = working_bytes(spec, tokens=tokens, rows=rows, dtype=dtype, device=device)
-    if config.kv_cache_dtype != "auto":
-        dtype = FP8_CODES
-    size = size_pool(
-        page_size=config.page_size,
-        page_bytes=page_bytes(**shape, dtype=dtype),
-        max_total_tokens=config.max_total_tokens,
-        free_bytes=free_bytes,
-        weight_bytes=decoder.weight_bytes,
-        working_bytes=working,
-        fraction=config.mem_fraction_static,
-    )
-    return KVCache(num_pages=size.num_pages, dtype=dtype, device=device, **shape), size
+
+
+def _kv_dtype(config: WorkerConfig) -> torch.dtype:
+    return DTYPES[config.dtype] if config.kv_cache_dtype == "auto" else FP8_CODES

@@ -1,7 +1,8 @@
 """A scheduler without sockets or model: it answers each `Submit` with a script."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from radixserve.messages import (
     Invalidated,
     Ready,
     Rejected,
+    Scores,
     Stats,
     Submit,
     TokenLogprobs,
@@ -60,6 +62,7 @@ class FakeScheduler:
         self.script = script
         self.engine: Engine | None = None
         self.submits: list[Submit] = []
+        self.ahead: list[Submit] = []  # those that no client asked for
         self.aborts: list[str] = []
         self.finished: list[str] = []
         self.invalidations: list[Invalidate] = []
@@ -67,6 +70,7 @@ class FakeScheduler:
         self.reject = ""  # a rejection code for the next requests
         self.retry_after = 0.0  # that goes with it
         self.pause = 0.0
+        self.score_pause = 0.0  # before each part of a prompt's scores
         self.per_message = 1
         self.cached: Callable[[Submit], int] = lambda _: 0
         self.logprob = -0.5
@@ -75,7 +79,8 @@ class FakeScheduler:
     def send(self, messages: Sequence[ToScheduler]) -> None:
         for message in messages:
             if isinstance(message, Submit):
-                self.submits.append(message)
+                ahead = message.request_id.startswith("ahead")
+                (self.ahead if ahead else self.submits).append(message)
                 task = asyncio.get_running_loop().create_task(self._answer(message))
                 self._tasks[message.request_id] = task
             elif isinstance(message, Abort):
@@ -93,6 +98,11 @@ class FakeScheduler:
             refusal = Rejected(submit.request_id, self.reject, "not now", self.retry_after)
             self.engine.deliver([refusal])
             return
+        for scores in self._scores(submit):
+            await asyncio.sleep(self.score_pause)
+            self.engine.deliver(
+                [Tokens(submit.request_id, b"", self.cached(submit), "", (), scores)]
+            )
         script = list(self.script(submit))
         count = 0
         while True:
@@ -117,6 +127,24 @@ class FakeScheduler:
         top = tuple((i + 10, float("-inf") if i else -0.1) for i in range(want))
         logprobs = (TokenLogprobs(self.logprob, top),) * len(tokens) if want >= 0 else ()
         return Tokens(submit.request_id, pack(tokens), self.cached(submit), finish, logprobs)
+
+    def _scores(self, submit: Submit) -> list[Scores]:
+        """Of the prompt in parts of five tokens: token t has the logprob -t / 8 and the rank t."""
+        best, start = submit.sampling.prompt_logprobs, max(submit.sampling.logprob_start, 1)
+        wanted = unpack(submit.prompt)[start:] if best >= 0 else []
+        return [
+            Scores(
+                floats(-token / 8 for token in part),
+                pack(part),
+                pack(10 + i for _ in part for i in range(best)),
+                floats(float("-inf") if i else -0.125 for _ in part for i in range(best)),
+            )
+            for part in (wanted[at : at + 5] for at in range(0, len(wanted), 5))
+        ]
+
+
+def floats(values: Iterable[float]) -> bytes:
+    return array("f", values).tobytes()
 
 
 class Server:

@@ -1,5 +1,6 @@
 """What clients get wrong is answered with 4xx in OpenAI's shape, and harms nobody."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,7 @@ COMMON: list[tuple[dict[str, Any], str]] = [
     ({"stream_options": {"include_usage": 3}}, "stream_options.include_usage"),
     ({"priority": 2**40}, "priority"),
     ({"suffix": "x"}, "suffix"),
-    ({"echo": True}, "echo"),
-    ({"prompt_logprobs": 0}, "prompt_logprobs"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ({"guided_json": 3}, "guided_json"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"skip_special_tokens": "no"}, "skip_special_tokens"),
@@ -70,7 +70,10 @@ COMMON: list[tuple[dict[str, Any], str]] = [
     ({"bad_words": [" "]}, "bad_words"),
     ({"bad_words": ["a longer phrase"]}, "bad_words"),
     ({"bad_words": ["x"] * 257}, "bad_words"),
-    ({"allowed_token_ids": [1]}, "allowed_token_ids"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [1, 410]}, "allowed_token_ids"),
+    ({"allowed_token_ids": [-1, 1]}, "allowed_token_ids"),
+    ({"allowed_token_ids": ["1"]}, "allowed_token_ids[0]"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
     ({"add_special_tokens": "yes"}, "add_special_tokens"),
@@ -179,7 +182,10 @@ RAW: list[tuple[bytes, int]] = [
     (b'{"messages": [{"role": "user", "content": "\\ude00x"}], "prompt": "\\ude00x"}', 400),
     (b'{"messages": [{"role": "user", "content": "\xed\xa0\xbd"}], "prompt": "\xff"}', 400),
     (b'{"stop": "\\ud83d", "prompt": "x", "messages": [{"role": "user", "content": "x"}]}', 400),
-    (b'{"zzz": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", 400),
+    (b"[" * 100_000, 400),
+    (b'{"a":' * 100_000, 400),
+    (b'{"zzz": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400),
+    (b'{"zzz": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_001, 400),
     (b'{"tools": ' + b"[" * 3000 + b"]" * 3000 + b"}", 400),
     (b'{"temperature": NaN, "prompt": "x"}', 400),
     (b'{"temperature": 1e999, "prompt": "x", "messages": []}', 400),
@@ -194,7 +200,12 @@ RAW: list[tuple[bytes, int]] = [
     (b'{"n": 1, "\\u006e": 2, "prompt": "x", "messages": []}', 400),
     (b'{"zzz": {"a": 1, "a": 1}, "prompt": "x", "messages": []}', 400),
     (b'{"stream_options": {"x": "\\ud800"}, "prompt": "x", "messages": []}', 400),
+    (b'{"\\ud800": 1, "prompt": "x", "messages": []}', 400),
+    (b'{"\xff": 1, "prompt": "x", "messages": []}', 400),
+    (b'{"prompt": "x", "messages": []}\x00', 400),
+    (gzip.compress(b'{"prompt": "x"}'), 400),
     ('{"prompt": "x"}'.encode("utf-16"), 400),
+    ('{"prompt": "x"}'.encode("utf-32"), 400),
     (b'\xef\xbb\xbf{"prompt": "x"}', 400),
 ]
 
@@ -280,6 +291,8 @@ async def test_unknown_routes_and_methods(folder: Path) -> None:
         check(await client.get(CHAT), 405)
         check(await client.delete("/v1/models"), 405)
         check(await client.post("/health"), 405)
+        for path in (CHAT, "/v1/models", "/docs"):  # a redirect would name a host of the client's
+            check(await client.get(f"{path}/", headers={"host": "evil"}), 404)
 
 
 @both

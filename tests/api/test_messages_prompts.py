@@ -216,7 +216,7 @@ WRONG: list[tuple[Any, str]] = [
     ([turn("user", [{"type": "image", "source": {}}])], "messages[0].content[0] is of type image"),
     ([turn("user", [*text("a"), {"type": "document"}])], "messages[0].content[1] is of type doc"),
     ([turn("user", [{"type": 3}])], "messages[0].content[0] is of type 3"),
-    ([turn("user", [{}])], "messages[0].content[0] is of type None"),
+    ([turn("user", [{}])], "messages[0].content[0] is of type null"),
     ([turn("user", [{"type": []}])], "messages[0].content[0]"),
     ([turn("user", [use("1", "go")])], "messages[0].content[0] is of type tool_use"),
     ([turn("user", [result("1", content=[{"type": "image"}])])], "content[0].content[0] is of typ"),

@@ -109,7 +109,9 @@ def test_a_client_that_leaves(run_dir: str, folder: Path) -> None:
         submit, abort = [*run.scheduler.receive(SECONDS), *run.scheduler.receive(1)][:2]
         assert isinstance(submit, Submit)
         assert abort == Abort(submit.request_id)
-        run.process.terminate()
+        run.process.terminate()  # a signal to all processes of a run is for the launcher
+        assert httpx.get(f"{url}/health").status_code == 200
+        run.tokenizer.send([Stop()])
         assert run.process.wait(SECONDS) == 0
     finally:
         run.close()

@@ -79,6 +79,7 @@ class CacheMachine(RuleBasedStateMachine):
         headroom=st.integers(0, 2),
         choice=st.data(),
         same_step=st.booleans(),
+        most=st.sampled_from([ALL, ALL, 0, 3, 6]),
     )
     def acquire(
         self,
@@ -87,6 +88,7 @@ class CacheMachine(RuleBasedStateMachine):
         headroom: int,
         choice: st.DataObject,
         same_step: bool,
+        most: int,
     ) -> Reader | None:
         if not same_step:
             self.cache.begin(self.now)
@@ -96,7 +98,9 @@ class CacheMachine(RuleBasedStateMachine):
         cached, lost, why = cache.explain(namespace, tokens)
         assert cached == cache.peek(namespace, tokens) and (lost > 0) == (why is not None)
         with self.floors_hold(namespace):
-            lease = cache.acquire(namespace, tokens, headroom, terms)
+            lease = cache.acquire(namespace, tokens, headroom, terms, most=most)
+        limited = cached > most // self.page_size * self.page_size
+        cached = min(cached, most // self.page_size * self.page_size)
         if lease is None:
             assert cache.available == available, "a failed admission changes nothing"
             wanted = cache.num_pages(len(prompt)) + headroom
@@ -105,7 +109,9 @@ class CacheMachine(RuleBasedStateMachine):
             return None
         assert lease.committed * self.page_size == cached, "peek tells what acquire finds"
         assert cached <= lease.num_tokens < len(prompt), "at least one token is left to compute"
-        assert lease.lost == lost, "a miss is explained"
+        assert lease.num_tokens <= most, "and all behind what it may reuse"
+        if most == ALL or limited:
+            assert lease.lost == (0 if limited else lost), "a miss is explained"
         reader = Reader(tokens, lease, lease.num_tokens, self.births)
         self.births += 1
         self.live.append(reader)
@@ -152,6 +158,7 @@ class CacheMachine(RuleBasedStateMachine):
         if gained:
             reader.computed += gained
             assert reader.computed == len(reader.lease.pages) * self.page_size
+            assert reader.computed <= reader.lease.most
         assert reader.computed < len(reader.tokens) // 4 or not gained
 
     @rule(reader=consumes(readers))

@@ -10,6 +10,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from radixserve.cache import POLICIES, Ledger, Node, PrefixCache, RadixTree, radix
 from radixserve.cache.accounts import Account
 from radixserve.cache.eviction import Policy
+from radixserve.cache.lease import ALL
 from radixserve.cache.pages import no_pages
 from tests.cache.machine import CacheMachine, DirectiveMachine
 
@@ -57,7 +58,7 @@ def leak_duplicates(patch: pytest.MonkeyPatch) -> None:
 
 def leave_nothing_to_compute(patch: pytest.MonkeyPatch) -> None:
     """A full hit leaves no token to compute."""
-    patch.setattr(PrefixCache, "_limit", lambda self, n: n // self.tree.page_bytes)
+    patch.setattr(PrefixCache, "_limit", lambda self, n, most=ALL: n // self.tree.page_bytes)
 
 
 def forget_the_hold(patch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_the_wheel_has_every_file_of_the_packages(wheel: zipfile.ZipFile) -> Non
 
 def test_the_wheel_says_how_to_start_it(wheel: zipfile.ZipFile) -> None:
     entry = next(name for name in wheel.namelist() if name.endswith("entry_points.txt"))
-    assert "radixserve = radixserve.launch:main" in wheel.read(entry).decode()
+    assert "radixserve = radixserve.__main__:main" in wheel.read(entry).decode()
     assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
 
 

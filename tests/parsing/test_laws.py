@@ -24,6 +24,7 @@ FEW = settings(max_examples=25, deadline=None)  # for each format
 FEWER = settings(max_examples=10, deadline=None)
 every_format = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS.keys())
 WITH_CALLS = [f for f in FORMATS.values() if f.calls or f.harmony]
+MARKED = [f for f in WITH_CALLS if not f.unmarked]
 with_calls = pytest.mark.parametrize("format", WITH_CALLS, ids=[f.name for f in WITH_CALLS])
 
 WORDS = st.text(string.ascii_lowercase + "é日", min_size=1, max_size=6)
@@ -166,6 +167,24 @@ def test_what_is_undecided_is_bounded(format: Format, data: st.DataObject, hold:
     for char in data.draw(soups(format)) * 20:
         parser.feed(char)
         assert len(parser._reader.text) - parser._reader.pos <= 1100
+
+
+@pytest.mark.parametrize("format", MARKED, ids=[f.name for f in MARKED])
+@pytest.mark.parametrize("hold", [True, False])
+def test_cut_off_behind_a_call_no_half_marker_is_content(format: Format, hold: bool) -> None:
+    """Neither what ends calls nor what begins the next one; but what looks like neither is kept."""
+    sample = fitting(format, SAMPLE)
+    one = write(format, msgspec.structs.replace(sample, calls=sample.calls[:1]))
+    text = write(format, sample)
+    ends = format.section.end if format.section else ()
+    whole = len(one) - len(ends[0] if ends else "")
+    for end in range(whole, len(text) + 1):
+        found, _ = read(format, [text[:end]], TOOLS, hold=hold, cut=True)
+        assert found.content == sample.content
+        assert read(format, text[:end], TOOLS, hold=hold, cut=True)[0] == found
+    if not format.many and not format.harmony:
+        found, _ = read(format, [one + " = 5"], TOOLS, hold=hold, cut=True)
+        assert found.content.endswith("= 5")
 
 
 @with_calls

@@ -177,3 +177,27 @@ def test_an_answer_fits_the_schema_that_was_asked_for(server: Server) -> None:
     assert server.post("/v1/chat/completions", body).json()["choices"] == free["choices"]
     wrong = body | {"guided_regex": "(?=a)"}
     assert server.post("/v1/chat/completions", wrong).status_code == 400
+
+
+def test_loglikelihoods_as_lm_evaluation_harness_asks(server: Server) -> None:
+    """Cold, hot, and after the same prompt was cached by an ordinary request."""
+    context, rest = [(11 * i) % 400 + 20 for i in range(37)], [77, 78, 79]
+    ask = {"temperature": 0, "seed": 1234, "logprobs": 1, "echo": True}
+    plain = {"prompt": [*context, *rest], "max_tokens": 4, "temperature": 0}
+    assert server.post("/v1/completions", plain).status_code == 200
+    found = []
+    for most in (0, 1, 1):
+        body = ask | {"prompt": [[*context, *rest]] * 2, "max_tokens": most}
+        choices = server.post("/v1/completions", body).json()["choices"]
+        for choice in choices:
+            columns = choice["logprobs"]
+            end = len(context) + len(rest)
+            assert len(columns["token_logprobs"]) == end + most
+            assert columns["token_logprobs"][0] is None and columns["top_logprobs"][0] is None
+            tops = columns["top_logprobs"][len(context) : end]
+            logprobs = columns["token_logprobs"][len(context) : end]
+            assert all(max(top.values()) >= p for top, p in zip(tops, logprobs, strict=True))
+            found.append(logprobs)
+    for other in found[1:]:
+        assert other == pytest.approx(found[0], abs=2e-4)
+    assert all(p < 0 for p in found[0])

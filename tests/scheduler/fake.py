@@ -7,6 +7,7 @@ pages at all.
 
 import hashlib
 import random
+from array import array
 from collections import deque
 
 from radixserve.cache import check
@@ -20,6 +21,7 @@ from radixserve.messages import (
     Row,
     RunStep,
     Sampling,
+    Scores,
     StepDone,
     Submit,
     Tokens,
@@ -52,6 +54,21 @@ def absorb(state: bytes, token: int) -> bytes:
 
 def choose(state: bytes) -> int:
     return state[0] % VOCABULARY
+
+
+def logprob(state: bytes, token: int) -> float:
+    """Of `token` behind the prefix that `state` stands for."""
+    return -float(absorb(state, token)[1])
+
+
+def prompt_logprobs(prompt: list[int], start: int = 0) -> list[float]:
+    """What the fake model says of the prompt's tokens from `start` on, computed without pages."""
+    state, out = b"", []
+    for at, token in enumerate(prompt):
+        if at >= max(start, 1):
+            out.append(logprob(state, token))
+        state = absorb(state, token)
+    return out
 
 
 def answer(prompt: list[int], max_tokens: int, stop_ids: tuple[int, ...] = ()) -> list[int]:
@@ -95,9 +112,12 @@ class FakeWorker:
             for page in fresh:  # what was there before is nobody's to read
                 keep = copied.get(page, 0)
                 self.pages[page] = self.pages[page][:keep] + [b"?"] * (self.page_size - keep)
+        self.scores: list[Scores | None] = []
         out = [self._row(row) for row in step.rows]
         return StepDone(
-            step.step, pack(t for t, row in zip(out, step.rows, strict=True) if row.sample)
+            step.step,
+            pack(t for t, row in zip(out, step.rows, strict=True) if row.sample),
+            scores=tuple(self.scores),
         )
 
     def _copy(self, row: Row) -> int:
@@ -119,9 +139,18 @@ class FakeWorker:
         if row.start:
             at = row.start - 1
             state = self.pages[table[at // self.page_size]][at % self.page_size]
+        states = []
         for at, token in enumerate(tokens, row.start):
             state = absorb(state, token)
+            states.append(state)
             self.pages[table[at // self.page_size]][at % self.page_size] = state
+        if row.score is not None:
+            wanted = unpack(row.score.tokens)
+            states = states[row.score.at :]
+            found = [logprob(s, t) for s, t in zip(states, wanted, strict=False)]
+            assert len(found) == len(wanted), "a row scores what follows its own tokens"
+            ranks = pack([1] * len(wanted))
+            self.scores.append(Scores(array("f", found).tobytes(), ranks))
         self.last[row.slot] = choose(state)
         return self.last[row.slot]
 
@@ -136,6 +165,7 @@ class Engine:
         self.pending: deque[RunStep] = deque()
         self.answers: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}
+        self.scores: dict[str, list[float]] = {}
         self.finished: dict[str, str] = {}
         self.rejected: dict[str, str] = {}
         self.refusals: dict[str, Rejected] = {}
@@ -154,13 +184,14 @@ class Engine:
         priority: int = 0,
         tenant: str = "",
         cache: CacheDirectives = CacheDirectives(),  # noqa: B008 - frozen
+        **sampling: int,
     ) -> None:
         self.scheduler.submit(
             Submit(
                 request_id,
                 0,
                 pack(prompt),
-                Sampling(seed=0, stop_ids=stop_ids),
+                Sampling(seed=0, stop_ids=stop_ids, **sampling),
                 max_tokens,
                 Namespace(salt=salt, tenant=tenant),
                 priority,
@@ -220,6 +251,11 @@ class Engine:
             name = message.request_id
             assert name not in self.finished, "nothing follows the finish"
             self.first_step.setdefault(name, len(self.steps))
+            if message.scores is not None:
+                assert not self.answers.get(name), "the prompt's scores come before the answer"
+                assert not message.tokens and not message.finish
+                found = array("f", message.scores.logprobs).tolist()
+                self.scores.setdefault(name, []).extend(found)
             self.answers.setdefault(name, []).extend(unpack(message.tokens))
             self.cached[name] = message.cached_tokens
             if message.finish:

@@ -25,13 +25,18 @@ class Room:
         self.arrivals = 0
 
     def add(
-        self, prompt: list[int], tenant: str = "", salt: str = "", priority: int = 0
+        self,
+        prompt: list[int],
+        tenant: str = "",
+        salt: str = "",
+        priority: int = 0,
+        sampling: Sampling = Sampling(seed=0),  # noqa: B008 - frozen
     ) -> Request:
         submit = Submit(
             request_id=f"{self.arrivals}",
             origin=0,
             prompt=pack(prompt),
-            sampling=Sampling(seed=0),
+            sampling=sampling,
             max_tokens=1,
             namespace=Namespace(tenant=tenant, salt=salt),
             priority=priority,

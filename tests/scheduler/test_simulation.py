@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from radixserve.config import SchedulerConfig
 from radixserve.messages import CacheDirectives, Invalidate, Namespace, Pin, SetQuota, pack
 from radixserve.scheduler.order import ORDERS
-from tests.scheduler.fake import Engine, answer, ready
+from tests.scheduler.fake import Engine, answer, prompt_logprobs, ready
 
 SETTINGS = settings(
     max_examples=80,
@@ -35,6 +35,7 @@ class Traffic(RuleBasedStateMachine):
         worker = ready(pages, self.page_size, rows, tokens)
         self.engine = Engine(worker, SchedulerConfig(schedule_policy=self.order_name))
         self.asked: dict[str, tuple[list[int], int, tuple[int, ...]]] = {}
+        self.scored_from: dict[str, int] = {}
         self.pins: dict[str, int] = {}
         self.left: set[str] = set()
 
@@ -43,6 +44,7 @@ class Traffic(RuleBasedStateMachine):
         max_tokens=st.integers(1, 12),
         stops=st.sampled_from([(), (0,), (1, 3)]),
         copies=st.integers(1, 3),
+        scored_from=st.sampled_from([-1, -1, 0, 3]),
         choice=st.data(),
     )
     def submit(
@@ -51,6 +53,7 @@ class Traffic(RuleBasedStateMachine):
         max_tokens: int,
         stops: tuple[int, ...],
         copies: int,
+        scored_from: int,
         choice: st.DataObject,
     ) -> None:
         cache, tenant = choice.draw(self.directives), choice.draw(self.tenants)
@@ -58,7 +61,18 @@ class Traffic(RuleBasedStateMachine):
             name = f"r{len(self.asked)}"
             self.asked[name] = (prompt, max_tokens, stops)
             self.pins[name] = len(cache.pins)
-            self.engine.submit(name, prompt, max_tokens, stops, cache=cache, tenant=tenant)
+            self.scored_from[name] = scored_from
+            self.engine.submit(
+                name,
+                prompt,
+                max_tokens,
+                stops,
+                cache=cache,
+                tenant=tenant,
+                prompt_logprobs=min(scored_from, 0),
+                logprob_start=max(scored_from, 0),
+            )
+            scored_from = -1 if scored_from == 3 else scored_from  # plain ones beside scored ones
 
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
@@ -92,13 +106,21 @@ class Traffic(RuleBasedStateMachine):
                 self.rightly_rejected(name)
             elif name not in self.left:
                 self.rightly_answered(name)
+                assert engine.scores.get(name, []) == self.expected_scores(name)
                 assert len(engine.pinned.get(name, [])) == self.pins[name], "each pin is answered"
+            else:
+                found = engine.scores.get(name, [])
+                assert found == self.expected_scores(name)[: len(found)]
         cache = engine.scheduler.cache
         while cache.pins.give_way():
             pass
         assert not cache.tree.gone
         assert cache.available == cache.pool.num_pages and not cache.leases
         assert engine.scheduler.running.free_slots == engine.scheduler.max_running
+
+    def expected_scores(self, name: str) -> list[float]:
+        start = self.scored_from[name]
+        return prompt_logprobs(self.asked[name][0], start) if start >= 0 else []
 
     def rightly_rejected(self, name: str) -> None:
         assert len(self.asked[name][0]) >= self.engine.scheduler.max_total_tokens

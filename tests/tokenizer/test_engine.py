@@ -8,6 +8,7 @@ import pytest
 
 from radixserve.messages import (
     Abort,
+    Drain,
     Invalidate,
     Invalidated,
     Namespace,
@@ -272,3 +273,24 @@ def test_what_had_hit_is_told_with_an_abort() -> None:
         return [message.cached_tokens async for _, message in stream][-1]
 
     assert asyncio.run(last()) == 5
+
+
+def test_a_drain_refuses_the_new_and_waits_for_readers() -> None:
+    s = Setting()
+    stream = s.submit("a")
+    assert not s.engine.drained
+    s.engine.deliver([Drain()])
+    with pytest.raises(EngineStopped, match="takes no new requests") as refused:
+        s.submit("b")
+    assert refused.value.retry_after > 0
+    assert "shutting down" in s.engine.trouble()
+    assert [m.request_id for m in s.sent if isinstance(m, Submit)] == ["a"]
+    s.tokens("a", 7, finish="stop")
+    assert s.engine.unfinished == 0 and not s.engine.drained  # it was not read yet
+    with stream:
+        assert read(stream) == [(0, "stop")]
+    assert s.engine.drained and not s.aborts
+
+
+def test_nothing_has_drained_before_it_is_asked_to() -> None:
+    assert not Setting().engine.drained

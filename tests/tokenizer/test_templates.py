@@ -1,7 +1,6 @@
 """Chat templates: rendered as transformers does, errors told, prefixes stable."""
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,12 @@ import pytest
 from radixserve.tokenizer.conversation import conversation
 from radixserve.tokenizer.invalid import InvalidRequest
 from radixserve.tokenizer.templates import ChatTemplate, find_template
+from radixserve.tokenizer.unreadable import UnreadableParts
 from radixserve.tokenizer.vocabulary import Vocabulary
 from tests.tokenizer import folders
 
 USER = {"role": "user", "content": "hi"}
+REFUSED = UnreadableParts(replaced=False)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def render(source: str, vocabulary: Vocabulary, *messages: dict[str, Any], **opt
 
 
 def talk(*messages: dict[str, Any]) -> list[dict[str, Any]]:
-    return conversation(messages, knows_developer=False)
+    return conversation(messages, knows_developer=False, unreadable=REFUSED)
 
 
 TOOLS = [{"type": "function", "function": {"name": "b", "a": "日本", "z": {"y": 1, "x": "<>&'"}}}]
@@ -96,13 +97,9 @@ def test_own_variables_cannot_be_replaced(vocabulary: Vocabulary) -> None:
         render("", vocabulary, variables={"bos_token": "x"})
 
 
-def test_the_date_stays_that_of_the_start(
-    vocabulary: Vocabulary, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        template = ChatTemplate("{{ strftime_now('%H:%M:%S.%f') }}", vocabulary)
+def test_the_date_stays_that_of_the_start(vocabulary: Vocabulary) -> None:
+    template = ChatTemplate("{{ strftime_now('%H:%M:%S.%f') }}", vocabulary)
     assert template.render([USER]) == template.render([USER])
-    assert "date" in caplog.text
 
 
 @pytest.mark.parametrize("prefill", ["OK!\n", "1 2 ", "", " x", "{{ 7*7 }}"])
@@ -148,9 +145,9 @@ def test_parts_are_joined_and_roles_mapped() -> None:
         {"role": "assistant", "content": "", "name": "n", "reasoning_content": "r"},
         {"role": "tool", "content": "a\nb", "tool_call_id": "c"},
     ]
-    assert conversation([{"role": "developer", "content": ""}], knows_developer=True) == [
-        {"role": "developer", "content": ""}
-    ]
+    developer = {"role": "developer", "content": ""}
+    kept = conversation([developer], knows_developer=True, unreadable=REFUSED)
+    assert kept == [developer]
 
 
 @pytest.mark.parametrize(

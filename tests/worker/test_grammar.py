@@ -107,6 +107,34 @@ def test_no_bias_or_penalty_gets_around_a_grammar(sampler, text_of):
     assert set(text_of(tokens)) <= {"a", "b"}
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_only_allowed_ids_are_chosen(sampler, temperature):
+    ids = [0, 31, 32, 77, VOCAB_SIZE - 1]
+    for slot in (0, 1, 2):
+        admit(sampler, slot, "", temperature=temperature, allowed_ids=pack(ids) * (slot != 1))
+    found = run(sampler, [0, 1, 2], 60)
+    assert set(found[0]) == set(found[2]) == set(ids)
+    assert len(set(found[1])) > 10, "others choose as they like"
+    sampler.free(0)
+    admit(sampler, 0, "", temperature=temperature)
+    assert len(set(run(sampler, [0], 20)[0])) > 10, "a slot remembers no list"
+
+
+def test_no_bias_gets_around_a_list(sampler):
+    bias = tuple((token, 100.0) for token in range(50, 60))
+    admit(sampler, 0, "", temperature=0.0, logit_bias=bias, allowed_ids=pack([7, 9]))
+    assert set(run(sampler, [0], 9)[0]) == {7, 9}
+
+
+def test_a_grammar_and_a_list_hold_both(sampler, text_of):
+    letters = {text: token for token in range(VOCAB_SIZE) if (text := text_of([token])) in "ab"}
+    only_a = pack([letters["a"], letters["b"] + 1])
+    admit(sampler, 0, AB, temperature=0.0, allowed_ids=only_a)
+    (tokens,) = run(sampler, [0], 4)
+    assert text_of(tokens[:3]) == "aaa"
+    assert tokens[3] in (END_OF_TEXT, IM_END), "an answer that is complete can end"
+
+
 def test_what_no_token_fits_is_barred_alone(sampler):
     admit(sampler, 0, "start: /(unclosed/")
     admit(sampler, 1, "", temperature=0.0)

@@ -1,7 +1,6 @@
 """Anthropic's turns, system prompt and tools as the messages and tools that templates know.
 
-Turns of blocks become one message or more: the results of tools are messages of their own. What a
-text-only model cannot see is refused by its place and type, never dropped.
+Turns of blocks become one message or more: the results of tools are messages of their own.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -14,8 +13,9 @@ from radixserve.api.anthropic.fields import PromptFields, ToolChoice, Turn
 from radixserve.api.body import named_fault
 from radixserve.api.errors import ApiError
 from radixserve.api.prompts import Conversation
-from radixserve.tokenizer.invalid import InvalidRequest
+from radixserve.tokenizer.invalid import InvalidRequest, shown
 from radixserve.tokenizer.templates import ChatTemplate
+from radixserve.tokenizer.unreadable import UnreadableParts
 
 # The first line of a block of Claude Code's system prompt: it differs by session and by request.
 NONCE = "x-anthropic-billing-header:"
@@ -66,14 +66,19 @@ def takes_late_system(template: ChatTemplate) -> bool:
 
 
 def read_conversation(
-    fields: PromptFields, tools: Sequence[Message], *, late_system: bool, keep_nonces: bool
+    fields: PromptFields,
+    tools: Sequence[Message],
+    unreadable: UnreadableParts,
+    *,
+    late_system: bool,
+    keep_nonces: bool,
 ) -> Conversation:
     """The conversation of a request that was checked. Raises ApiError 400.
 
     An assistant's turn at the end goes on. `late_system`: see `takes_late_system`; where it is
     false, such a message becomes a user's. `keep_nonces`: see NONCE.
     """
-    system = _texts(fields.system or [], "system")
+    system = _texts(fields.system or [], "system", unreadable)
     if not keep_nonces:
         system = [kept for text in system if (kept := _without_nonce(text))]
     turns = fields.messages or []
@@ -81,15 +86,15 @@ def read_conversation(
     for i, turn in enumerate(turns):
         where = f"messages[{i}].content"
         if turn.role == "assistant":
-            messages.append(_assistant(turn, where))
+            messages.append(_assistant(turn, where, unreadable))
         elif turn.role == "user":
-            for message in _user(turn, where):
+            for message in _user(turn, where, unreadable):
                 _append(messages, message)
         elif messages:
             role = "system" if late_system else "user"
-            _append(messages, _said(role, _texts(turn.content, where)))
+            _append(messages, _said(role, _texts(turn.content, where, unreadable)))
         else:
-            system += _texts(turn.content, where)
+            system += _texts(turn.content, where, unreadable)
     prefill = turns[-1].role == "assistant"
     if prefill and messages[-1].get("tool_calls"):
         where = f"messages[{len(turns) - 1}]"
@@ -120,11 +125,11 @@ def _said(role: str, texts: Sequence[str]) -> Message:
     return {"role": role, "content": [{"type": "text", "text": text} for text in texts]}
 
 
-def _user(turn: Turn, where: str) -> Iterator[Message]:
+def _user(turn: Turn, where: str, unreadable: UnreadableParts) -> Iterator[Message]:
     """In the order of the blocks."""
     texts: list[str] = []
     found = False
-    for place, block in _blocks(turn.content, where, OF_USER):
+    for place, block in _blocks(turn.content, where, OF_USER, unreadable):
         match block:
             case Text(text):
                 texts.append(text)
@@ -133,15 +138,15 @@ def _user(turn: Turn, where: str) -> Iterator[Message]:
                 if texts:
                     yield _said("user", texts)
                     texts = []
-                result = _said("tool", _texts(content or [], f"{place}.content"))
-                yield result | {"tool_call_id": use}
+                texts_of = _texts(content or [], f"{place}.content", unreadable)
+                yield _said("tool", texts_of) | {"tool_call_id": use}
     if texts or not found:
         yield _said("user", texts)
 
 
-def _assistant(turn: Turn, where: str) -> Message:
+def _assistant(turn: Turn, where: str, unreadable: UnreadableParts) -> Message:
     content, thoughts, calls = "", "", []
-    for _, block in _blocks(turn.content, where, OF_ASSISTANT):
+    for _, block in _blocks(turn.content, where, OF_ASSISTANT, unreadable):
         match block:
             case Text(text):
                 content += text
@@ -158,13 +163,18 @@ def _assistant(turn: Turn, where: str) -> Message:
     return message
 
 
-def _texts(content: str | list[dict[str, Any]], where: str) -> list[str]:
-    blocks = _blocks(content, where, TEXTS)
+def _texts(
+    content: str | list[dict[str, Any]], where: str, unreadable: UnreadableParts
+) -> list[str]:
+    blocks = _blocks(content, where, TEXTS, unreadable)
     return [block.text for _, block in blocks if isinstance(block, Text)]
 
 
 def _blocks(
-    content: str | list[dict[str, Any]], where: str, allowed: Collection[str]
+    content: str | list[dict[str, Any]],
+    where: str,
+    allowed: Collection[str],
+    unreadable: UnreadableParts,
 ) -> Iterator[tuple[str, Block]]:
     """Each block with its place. Raises ApiError 400 for types that are not `allowed` there."""
     if isinstance(content, str):
@@ -173,8 +183,11 @@ def _blocks(
     for i, block in enumerate(content):
         place = f"{where}[{i}]"
         kind = block.get("type")
+        if (text := unreadable.placeholder(kind)) is not None:
+            yield place, Text(text)
+            continue
         if kind not in allowed:
-            text = f"{place} is of type {str(kind)[:50]}: here this model takes only "
+            text = f"{place} is of type {shown(kind)}: here this model takes only "
             raise ApiError(400, text + ", ".join(allowed), param=place)
         try:
             yield place, msgspec.convert(block, Block)
@@ -189,12 +202,21 @@ def read_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[list[Message], list[
     """
     functions, foreign = [], []
     for i, tool in enumerate(tools):
-        kind = tool.get("type")
-        if kind in (None, "custom"):
+        if _is_own(tool):
             functions.append({"type": "function", "function": _function(tool, f"tools[{i}]")})
         else:
-            foreign.append(str(kind)[:50])
+            foreign.append(shown(tool["type"]))
     return functions, foreign
+
+
+def strict_tools(tools: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The names of those of `read_tools` whose calls must fit their schemas."""
+    return {tool["name"] for tool in tools if _is_own(tool) and tool.get("strict") is True}
+
+
+def _is_own(tool: Mapping[str, Any]) -> bool:
+    """Whether a client runs it."""
+    return tool.get("type") in (None, "custom")
 
 
 def _function(tool: Mapping[str, Any], where: str) -> Message:

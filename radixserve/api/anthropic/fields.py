@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from radixserve.api.errors import ApiError
 from radixserve.api.fields import Count, GenerationFields, Share, check_stops
-from radixserve.api.grammar import StructuredOutputs, json_grammar, judged
+from radixserve.api.grammar import Judge, StructuredOutputs, json_grammar, judged
 
 
 class Turn(Struct, frozen=True):
@@ -103,7 +103,7 @@ class MessagesFields(PromptFields, frozen=True, kw_only=True):
             raise ApiError(400, "max_tokens: Field required", param="max_tokens")
         check_stops(self.stop_sequences or (), "stop_sequences")
 
-    def generation(self) -> GenerationFields:
+    def generation(self, judge: Judge) -> GenerationFields:
         """The same in the terms of the other surfaces. Judges the format: call it in a thread."""
         return GenerationFields(
             max_tokens=self.max_tokens,
@@ -115,11 +115,11 @@ class MessagesFields(PromptFields, frozen=True, kw_only=True):
             cache_salt=self.cache_salt,
             priority=self.priority,
             structured_outputs=self.structured_outputs,
-            response_format=_format(self.output_config),
+            response_format=_format(self.output_config, judge),
         )
 
 
-def _format(config: OutputConfig | None) -> dict[str, Any] | None:
+def _format(config: OutputConfig | None, judge: Judge) -> dict[str, Any] | None:
     """The format as chat has it. Raises ApiError 400, also for a schema that is no grammar."""
     if config is None or config.format is None:
         return None
@@ -127,5 +127,5 @@ def _format(config: OutputConfig | None) -> dict[str, Any] | None:
     schema = config.format.get("schema")
     if config.format.get("type") != "json_schema" or not isinstance(schema, dict):
         raise ApiError(400, f"{where}: a json_schema with its schema", param=where)
-    judged(json_grammar(schema), where)
+    judged(json_grammar(schema, where), where, judge)
     return {"type": "json_schema", "json_schema": {"schema": schema}}

@@ -14,6 +14,7 @@ from radixserve.api.anthropic.conversation import (
     openai_choice,
     read_conversation,
     read_tools,
+    strict_tools,
     takes_late_system,
 )
 from radixserve.api.anthropic.errors import MessagesErrorBody, error_event
@@ -79,6 +80,8 @@ class _Asker:
     """Knows the model's template, and which tools of Anthropic's it has said to be left out."""
 
     def __init__(self, front: Front) -> None:
+        self._judge = front.judge.fault
+        self._unreadable = front.unreadable
         self._late_system = front.template is not None and takes_late_system(front.template)
         self._keep_nonces = front.config.keep_known_nonces
         self._left_out: set[str] = set()
@@ -89,18 +92,23 @@ class _Asker:
         for kind in foreign:
             self._leave_out(kind)
         conversation = read_conversation(
-            fields, tools, late_system=self._late_system, keep_nonces=self._keep_nonces
+            fields,
+            tools,
+            self._unreadable,
+            late_system=self._late_system,
+            keep_nonces=self._keep_nonces,
         )
         return Asked(
             conversation=conversation,
             tools=tools,
             tool_choice=openai_choice(fields.tool_choice, tools),
             several=fields.several,
+            strict=strict_tools(fields.tools or ()),
         )
 
     def read(self, fields: MessagesFields) -> tuple[GenerationFields, Asked]:
         """Slow where the answer must fit a schema: call it in a thread. Raises ApiError 400."""
-        return fields.generation(), self.asked(fields)
+        return fields.generation(self._judge), self.asked(fields)
 
     def _leave_out(self, kind: str) -> None:
         if kind not in self._left_out and len(self._left_out) < MAX_LOGGED_TYPES:
@@ -161,7 +169,7 @@ class _Answer:
             decoding=Decoding(not asked.conversation.prefill, front.marker_ids),
             record=self._record,
         )
-        return generation, ready.reading.reader(ready.prompt.end)
+        return generation, ready.reader()
 
     def _head(self, generation: Generation) -> dict[str, Any]:
         """The message as it begins."""

@@ -118,6 +118,7 @@ def asked_of(fields: ResponseFields, tools: Tools, messages: Sequence[Mapping[st
         tools=offered,
         tool_choice=choice,
         several=fields.parallel_tool_calls is not False,
+        strict=tools.strict,
         top_logprobs=(fields.top_logprobs or 0) if fields.wants_logprobs else -1,
     )
 

@@ -1,7 +1,6 @@
 """Input items: checked and brought into the form they are stored in; and as chat messages.
 
-Ids of items come and go with each client, so they never reach a prompt. What a model that takes
-text only cannot see is refused, never dropped.
+Ids of items come and go with each client, so they never reach a prompt.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +9,8 @@ from typing import Any
 from radixserve.api.errors import ApiError
 from radixserve.api.front import new_id
 from radixserve.api.responses.tools import said_name
+from radixserve.tokenizer.invalid import shown
+from radixserve.tokenizer.unreadable import UnreadableParts
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = {  # type of a part -> the field with its text
@@ -25,24 +26,29 @@ Item = dict[str, Any]
 Find = Callable[[str], Item | None]  # an item by its id
 
 
-def read_items(given: str | Sequence[Mapping[str, Any]], find: Find) -> list[Item]:
-    """The input in its stored form. ApiError 400 that names the field, 404 for a lost reference."""
+def read_items(
+    given: str | Sequence[Mapping[str, Any]], find: Find, unreadable: UnreadableParts
+) -> list[Item]:
+    """The input in its stored form; placeholders are stored, not what they stand for.
+
+    ApiError or InvalidRequest (400) that names the field, 404 for a lost reference.
+    """
     if isinstance(given, str):
-        return [_message({"role": "user", "content": given}, "input")]
-    return [_item(item, f"input[{i}]", find) for i, item in enumerate(given)]
+        given = [{"role": "user", "content": given}]
+    return [_item(item, f"input[{i}]", find, unreadable) for i, item in enumerate(given)]
 
 
-def _item(item: Mapping[str, Any], where: str, find: Find) -> Item:
+def _item(item: Mapping[str, Any], where: str, find: Find, unreadable: UnreadableParts) -> Item:
     kind = item.get("type", "message" if "role" in item else None)
     match kind:
         case "message":
-            return _message(item, where)
+            return _message(item, where, unreadable)
         case "function_call":
             return _call(item, where)
         case "function_call_output":
-            return _result(item, where)
+            return _result(item, where, unreadable)
         case "reasoning":
-            return _reasoning(item, where)
+            return _reasoning(item, where, unreadable)
         case "item_reference":
             id = _text(item, "id", where)
             found = find(id)
@@ -52,14 +58,14 @@ def _item(item: Mapping[str, Any], where: str, find: Find) -> Item:
         case _:
             raise ApiError(
                 400,
-                f"{where}: items of the type {str(kind)[:50]} are not supported: this model takes"
+                f"{where}: items of the type {shown(kind)} are not supported: this model takes"
                 " text only, and the server runs no tools",
                 param=where,
                 code="unsupported_parameter",
             )
 
 
-def _message(item: Mapping[str, Any], where: str) -> Item:
+def _message(item: Mapping[str, Any], where: str, unreadable: UnreadableParts) -> Item:
     role = item.get("role")
     if role not in ROLES:
         at = f"{where}.role"
@@ -73,7 +79,7 @@ def _message(item: Mapping[str, Any], where: str) -> Item:
         "status": "completed",
         "content": [
             {"type": kind, "text": text} | more
-            for text in _texts(item.get("content"), f"{where}.content")
+            for text in _texts(item.get("content"), f"{where}.content", unreadable)
         ],
     }
 
@@ -91,10 +97,10 @@ def _call(item: Mapping[str, Any], where: str) -> Item:
     return call if space is None else call | {"namespace": _text(item, "namespace", where)}
 
 
-def _result(item: Mapping[str, Any], where: str) -> Item:
+def _result(item: Mapping[str, Any], where: str, unreadable: UnreadableParts) -> Item:
     output = item.get("output")
     if not isinstance(output, str):
-        texts = _texts(output, f"{where}.output")
+        texts = _texts(output, f"{where}.output", unreadable)
         output = [{"type": "input_text", "text": text} for text in texts]
     return {
         "id": _id(item, "fco_"),
@@ -105,10 +111,10 @@ def _result(item: Mapping[str, Any], where: str) -> Item:
     }
 
 
-def _reasoning(item: Mapping[str, Any], where: str) -> Item:
+def _reasoning(item: Mapping[str, Any], where: str, unreadable: UnreadableParts) -> Item:
     """Only its content is what the model thought; a summary or what is encrypted is not."""
-    thoughts = _texts(item.get("content") or [], f"{where}.content")
-    summary = _texts(item.get("summary") or [], f"{where}.summary")
+    thoughts = _texts(item.get("content") or [], f"{where}.content", unreadable)
+    summary = _texts(item.get("summary") or [], f"{where}.summary", unreadable)
     return {
         "id": _id(item, "rs_"),
         "type": "reasoning",
@@ -130,21 +136,20 @@ def _text(item: Mapping[str, Any], key: str, where: str) -> str:
     return value
 
 
-def _texts(content: object, where: str) -> list[str]:
+def _texts(content: object, where: str, unreadable: UnreadableParts) -> list[str]:
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
         raise ApiError(400, f"{where} must be a string or a list of parts", param=where)
-    return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+    return [_part(part, f"{where}[{i}]", unreadable) for i, part in enumerate(content)]
 
 
-def _part(part: object, where: str) -> str:
+def _part(part: object, where: str, unreadable: UnreadableParts) -> str:
     if not isinstance(part, dict):
         raise ApiError(400, f"{where} must be an object", param=where)
     kind = part.get("type")
     if not isinstance(kind, str) or kind not in TEXT_PARTS:
-        text = f"{where} is of type {str(kind)[:50]}: this model takes text only"
-        raise ApiError(400, text, param=where)
+        return unreadable.text(kind, where)
     return _text(part, TEXT_PARTS[kind], where)
 
 

@@ -37,7 +37,7 @@ def routes(front: Front) -> APIRouter:
         fields = with_format(fields)
         check_fields(fields)
         tools = tool_reader.read(fields.tools or [])
-        items = read_items(fields.input or [], store.item)
+        items = read_items(fields.input or [], store.item, front.unreadable)
         responder = Responder(front, store, Given(fields, tools, items), record_of(request))
         if fields.stream:
             return EventStream(responder.events())

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from radixserve.api.errors import ApiError
 from radixserve.api.reading import AUTO, REQUIRED
+from radixserve.tokenizer.invalid import shown
 
 log = logging.getLogger(__name__)
 
@@ -20,11 +21,13 @@ COPIED = ("description", "parameters")  # what templates print, beside the name
 
 
 class Tools(Struct, frozen=True):
-    """`functions` in chat's form; `names`: of those in namespaces; `shown`: what a response says"""
+    """`functions` in chat's form; `names`: of those in namespaces; `shown`: what a response says;
+    `strict`: the full names of those that are, which is not for the prompt"""
 
     functions: list[dict[str, Any]]
     names: dict[str, tuple[str, str]]  # as the model says it -> namespace, name
     shown: list[dict[str, Any]]
+    strict: set[str]
 
 
 class ToolReader:
@@ -35,16 +38,16 @@ class ToolReader:
 
     def read(self, tools: Sequence[Mapping[str, Any]]) -> Tools:
         """ApiError 400 for a function that is none."""
-        read = Tools([], {}, [])
+        read = Tools([], {}, [], set())
         for i, tool in enumerate(tools):
             kind = tool.get("type")
             if kind == "function":
-                read.functions.append(_function(tool, f"tools[{i}]", ""))
+                _add_function(read, tool, f"tools[{i}]", "")
                 read.shown.append(_shown(tool))
             elif kind == "namespace":
                 self._add_namespace(read, tool, f"tools[{i}]")
             else:
-                self._leave_out(str(kind))
+                self._leave_out(shown(kind))
         return read
 
     def _add_namespace(self, read: Tools, tool: Mapping[str, Any], where: str) -> None:
@@ -52,18 +55,18 @@ class ToolReader:
         inner = tool.get("tools")
         if not isinstance(inner, list):
             raise ApiError(400, f"{where}.tools must be a list", param=f"{where}.tools")
-        shown = []
+        listed = []
         for i, function in enumerate(inner):
             at = f"{where}.tools[{i}]"
             if not isinstance(function, dict):
                 raise ApiError(400, f"{at} must be an object", param=at)
             if function.get("type") != "function":
-                self._leave_out(f"namespace/{function.get('type')}")
+                self._leave_out(f"namespace/{shown(function.get('type'))}")
                 continue
-            read.functions.append(_function(function, at, f"{space}."))
+            _add_function(read, function, at, f"{space}.")
             read.names[f"{space}.{function['name']}"] = space, function["name"]
-            shown.append(_shown(function))
-        read.shown.append({"description": "", **tool, "tools": shown})
+            listed.append(_shown(function))
+        read.shown.append({"description": "", **tool, "tools": listed})
 
     def _leave_out(self, kind: str) -> None:
         if kind not in self._logged and len(self._logged) < MAX_LOGGED_TYPES:
@@ -87,7 +90,7 @@ def chat_choice(
     if kind == "allowed_tools" and isinstance(allowed, list) and mode in (AUTO, REQUIRED):
         names = [_full_name(tool) for tool in allowed if isinstance(tool, dict)]
         return [tool for tool in tools.functions if tool["function"]["name"] in names], mode
-    text = f"tool_choice: this form of {str(kind)[:50]} is not supported by this server"
+    text = f"tool_choice: this form of {shown(kind)} is not supported by this server"
     raise ApiError(400, text, param="tool_choice")
 
 
@@ -101,14 +104,16 @@ def _full_name(tool: Mapping[str, Any]) -> object:
     return said_name(tool.get("namespace"), name) if isinstance(name, str) else None
 
 
-def _function(tool: Mapping[str, Any], where: str, prefix: str) -> dict[str, Any]:
-    name = _text(tool, "name", where)
+def _add_function(read: Tools, tool: Mapping[str, Any], where: str, prefix: str) -> None:
+    name = prefix + _text(tool, "name", where)
     schema = tool.get("parameters")
     if schema is not None and not isinstance(schema, dict):
         at = f"{where}.parameters"
         raise ApiError(400, f"{at}: a JSON schema is an object", param=at)
     copied = {key: tool[key] for key in COPIED if tool.get(key) is not None}
-    return {"type": "function", "function": {"name": prefix + name, **copied}}
+    read.functions.append({"type": "function", "function": {"name": name, **copied}})
+    if tool.get("strict") is True:
+        read.strict.add(name)
 
 
 def _shown(tool: Mapping[str, Any]) -> dict[str, Any]:

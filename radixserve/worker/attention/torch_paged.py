@@ -49,19 +49,21 @@ class TorchPaged:
     def bind_fixed(self, batch: Batch, tensors: Mapping[str, torch.Tensor]) -> Attend:
         raise AssertionError("the torch backend has no fixed shapes to bind")
 
+    def _decode(self, rows: np.ndarray, host: HostBatch) -> "list[Part]":
+        return [DecodeRows(rows, host, self._scratch, self._scale)] if len(rows) else []
+
     def attend(self, host: HostBatch, batch: Batch, repeats: Repeats | None) -> Attend:
         """What `TorchPlan.bind` gives."""
         new = np.diff(host.row_start)
-        parts: list[Part] = [
-            ExtendRow(row, host, self._scratch, self._scale)
+        long = {
+            row: ExtendRow(row, host, self._scratch, self._scale)
             for row in np.flatnonzero(new > 1).tolist()
-        ]
-        if (new == 1).any():
-            parts.append(DecodeRows(np.flatnonzero(new == 1), host, self._scratch, self._scale))
-        # behind the last layer only the sampled rows' last tokens are looked at
-        last: list[Part] = []
-        if len(host.sampled):
-            last.append(DecodeRows(host.sampled, host, self._scratch, self._scale))
+        }
+        parts: list[Part] = [*long.values(), *self._decode(np.flatnonzero(new == 1), host)]
+        # behind the last layer only the last tokens of sampled rows, and scored rows are looked at
+        scored = host.scored_rows
+        last: list[Part] = [long[row] for row in scored.tolist() if row in long]
+        last += self._decode(np.union1d(host.sampled, scored[new[scored] == 1]), host)
         last_layer = len(self._cache.pages) - 1
         writer = KVWriter(host, batch, self._cache)
 

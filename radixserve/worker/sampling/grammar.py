@@ -1,4 +1,4 @@
-"""Answers that must fit a grammar: which tokens each constrained row may choose next.
+"""Answers that must fit a grammar or a list of ids: which tokens each such row may choose next.
 
 llguidance holds the grammars (Earley parsing over a lexer of regular expressions, with masks over
 the vocabulary's prefix tree) in threads of its own; here they are followed slot by slot. Called by
@@ -68,8 +68,9 @@ class Grammars:
 class Followed(NamedTuple):
     """One slot's request."""
 
-    matcher: "Future[Any]"
+    matcher: "Future[Any] | None"  # None: no grammar
     stop_ids: tuple[int, ...]
+    allowed: np.ndarray | None  # [words] int32, a bit for each token; None: no list
 
 
 class Chosen(NamedTuple):
@@ -80,11 +81,12 @@ class Chosen(NamedTuple):
     arrived: torch.cuda.Event | None
 
 
-class GrammarRows:
-    """The grammars of running requests, and where each one stands."""
+class MaskedRows:
+    """The grammars and lists of running requests, and where each grammar stands."""
 
     def __init__(self, grammars: Grammars, device: torch.device) -> None:
         self._grammars = grammars
+        self._words = -(-grammars.vocab_size // WORD)
         self._device = device
         self._followed: dict[int, Followed] = {}  # by slot
         self._chosen: list[Chosen] = []
@@ -92,10 +94,16 @@ class GrammarRows:
     def admit(self, admit: Admit) -> None:
         """Begin with the answer that a preempted request already has. Needs `Admit.history`."""
         sampling = admit.sampling
+        matcher = allowed = None
         if sampling.grammar:
             answer = np.frombuffer(admit.history, dtype=np.int32)[admit.prompt_len :].tolist()
             matcher = self._grammars.start(sampling.grammar, answer)
-            self._followed[admit.slot] = Followed(matcher, sampling.stop_ids)
+        if sampling.allowed_ids:
+            bits = np.zeros(self._words * WORD, dtype=np.uint8)
+            bits[np.frombuffer(sampling.allowed_ids, dtype=np.int32)] = 1
+            allowed = np.packbits(bits, bitorder="little").view(np.int32)
+        if matcher is not None or allowed is not None:
+            self._followed[admit.slot] = Followed(matcher, sampling.stop_ids, allowed)
 
     def free(self, slot: int) -> None:
         self._followed.pop(slot, None)
@@ -109,8 +117,7 @@ class GrammarRows:
         if not rows:
             return []
         self._consume()
-        words = -(-self._grammars.vocab_size // WORD)
-        masks = np.zeros((len(rows), words), dtype=np.int32)
+        masks = np.zeros((len(rows), self._words), dtype=np.int32)
         for mask, row in zip(masks, rows, strict=True):
             self._fill(mask, self._followed[slots[row]])
         given = upload({"masks": masks, "rows": np.array(rows)}, self._device)
@@ -123,9 +130,8 @@ class GrammarRows:
 
     def choose(self, tokens: Tensor, slots: Sequence[int]) -> None:
         """Take note of what rows chose; `tokens` [S] int32 on the device is not waited for."""
-        rows = [
-            (row, self._followed[slot]) for row, slot in enumerate(slots) if slot in self._followed
-        ]
+        found = ((row, self._followed.get(slot)) for row, slot in enumerate(slots))
+        rows = [(row, each) for row, each in found if each and each.matcher is not None]
         if not rows:
             return
         arrived = None
@@ -141,14 +147,20 @@ class GrammarRows:
             if arrived is not None:
                 arrived.synchronize()
             values = tokens.tolist()
-            for row, (compiled, stop_ids) in rows:
-                matcher = compiled.result()
+            for row, (compiled, stop_ids, _) in rows:
+                matcher = compiled.result() if compiled is not None else None
                 if matcher is not None and values[row] >= 0 and values[row] not in stop_ids:
                     matcher.consume_token(values[row])
         self._chosen.clear()
 
     def _fill(self, mask: np.ndarray, followed: Followed) -> None:
-        """The tokens that may come next; none if the grammar does not compile, or is at an end."""
+        """The tokens that may come next; none if the grammar does not compile, or is at an end.
+
+        Where it may be at its end, stop ids may come whatever the list says.
+        """
+        if followed.matcher is None:
+            mask[:] = followed.allowed
+            return
         matcher = followed.matcher.result()
         if matcher is None or matcher.is_error():
             return
@@ -157,6 +169,8 @@ class GrammarRows:
         past = self._grammars.vocab_size % WORD
         if past:
             mask[-1] &= (1 << past) - 1
+        if followed.allowed is not None:
+            mask &= followed.allowed
         if matcher.is_accepting():
             for token in followed.stop_ids:
                 mask.view(np.uint32)[token // WORD] |= np.uint32(1 << token % WORD)

@@ -1,9 +1,9 @@
 """What a sampler is, and what it gives. Implemented by the other files of this folder.
 
-Order: what a grammar bars; penalties, logit bias, masked stop ids; then greedy, or temperature,
-top-k, top-p over what top-k left, min-p, and one draw. Every draw is the inverse of the
-distribution at a number that only (seed, position) decide, and rows never mix, so a seeded request
-repeats whatever its batch, its chunks and its preemptions.
+Order: what a grammar or a list of ids bars; penalties, logit bias, masked stop ids; then greedy, or
+temperature, top-k, top-p over what top-k left, min-p, and one draw. Every draw is the inverse of
+the distribution at a number that only (seed, position) decide, and rows never mix, so a seeded
+request repeats whatever its batch, its chunks and its preemptions.
 """
 
 from collections.abc import Sequence

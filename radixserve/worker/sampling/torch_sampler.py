@@ -13,7 +13,7 @@ from torch import Tensor
 
 from radixserve.messages import Admit, Sampling
 from radixserve.worker.sampling.edits import edit_logits
-from radixserve.worker.sampling.grammar import GrammarRows, Grammars
+from radixserve.worker.sampling.grammar import Grammars, MaskedRows
 from radixserve.worker.sampling.sampler import BARRED, LOGPROB_FLOOR, LOST, Logprobs, Sampled
 from radixserve.worker.sampling.state import SlotState, state_of
 from radixserve.worker.upload import upload
@@ -32,22 +32,22 @@ class TorchSampler:
     ) -> None:
         self.last_tokens = torch.zeros(max_slots, dtype=torch.int32, device=device)
         self._states: list[SlotState | None] = [None] * max_slots
-        self._grammars = GrammarRows(grammars, device)
+        self._masked = MaskedRows(grammars, device)
 
     def admit(self, admit: Admit) -> None:
-        self._grammars.admit(admit)
+        self._masked.admit(admit)
         self._states[admit.slot] = state_of(admit)
 
     def free(self, slot: int) -> None:
         self._states[slot] = None
-        self._grammars.free(slot)
+        self._masked.free(slot)
 
     def sample(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> Sampled:
         states = [self._state(slot) for slot in slots]
         lost = _clear_lost(logits)
         asked = [row for row, state in enumerate(states) if state.sampling.top_logprobs >= 0]
         raw = _take(logits, asked).log_softmax(-1) if asked else None
-        barred = self._grammars.mask(logits, slots)
+        barred = self._masked.mask(logits, slots)
         edit_logits(logits, states)
         lost |= _clear_lost(logits)
         best, tokens = logits.max(-1)
@@ -64,7 +64,7 @@ class TorchSampler:
         chosen = tokens.masked_fill(lost, LOST).int()
         if barred:
             chosen[barred] = BARRED
-        self._grammars.choose(chosen, slots)
+        self._masked.choose(chosen, slots)
         return Sampled(chosen, logprobs)
 
     def _state(self, slot: int) -> SlotState:

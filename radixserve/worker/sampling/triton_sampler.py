@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from radixserve.messages import Admit, Sampling
-from radixserve.worker.sampling.grammar import GrammarRows, Grammars
+from radixserve.worker.sampling.grammar import Grammars, MaskedRows
 from radixserve.worker.sampling.sampler import BARRED, LOGPROB_FLOOR, Logprobs, Sampled
 from radixserve.worker.upload import upload
 from radixserve_kernels.sampling_params import COLUMNS, Edits, Params, pack, pack_edits
@@ -37,11 +37,11 @@ class TritonSampler:
         self._counts = torch.zeros((max_slots, 0), dtype=torch.int32, device=device)
         self._params = np.zeros((max_slots, len(COLUMNS)), dtype=np.int64)
         self._samplings: list[Sampling | None] = [None] * max_slots
-        self._grammars = GrammarRows(grammars, device)
+        self._masked = MaskedRows(grammars, device)
         self._generated = np.zeros(max_slots, dtype=np.int64)  # as far as steps were submitted
 
     def admit(self, admit: Admit) -> None:
-        self._grammars.admit(admit)
+        self._masked.admit(admit)
         sampling = admit.sampling
         history = np.frombuffer(admit.history, dtype=np.int32)
         self._samplings[admit.slot] = sampling
@@ -52,7 +52,7 @@ class TritonSampler:
 
     def free(self, slot: int) -> None:
         self._samplings[slot] = None
-        self._grammars.free(slot)
+        self._masked.free(slot)
 
     def sample(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> Sampled:
         from radixserve_kernels.edit_logits import edit_logits
@@ -69,7 +69,7 @@ class TritonSampler:
             index = upload({"rows": np.array(asked)}, logits.device)["rows"]
             raw = logits.index_select(0, index).log_softmax(-1)
             raw = raw.nan_to_num_(nan=LOGPROB_FLOOR).clamp_(min=LOGPROB_FLOOR)  # NaN: a lost row's
-        barred = self._grammars.mask(logits, slots)
+        barred = self._masked.mask(logits, slots)
         amounts = tensors["amount"].view(torch.float32)
         edits = (tensors["start"], tensors["token"], amounts)
         maxima = edit_logits(logits, packed, self._counts, *edits)
@@ -77,7 +77,7 @@ class TritonSampler:
         if barred:
             rows = upload({"rows": np.array(barred)}, tokens.device)["rows"]
             tokens.index_fill_(0, rows.long(), BARRED)
-        self._grammars.choose(tokens, slots)
+        self._masked.choose(tokens, slots)
         self._generated[list(slots)] += 1
         if raw is None:
             return Sampled(tokens)
