@@ -7,7 +7,7 @@ all others, that it is one short sentence (`structured_outputs.regex`), so that 
 small model to end. The call, what the client makes of it, its second request and the words of the
 answers are real, and so are the prompts.
 
-Those prompts are up to 25,000 tokens long, and SmolLM2 was trained on 8,192. The server gets a copy
+Those prompts are up to 20,000 tokens long, and SmolLM2 was trained on 8,192. The server gets a copy
 of its folder whose config allows 65,536: positions beyond those trained make its words worse, and
 cost and caching stay what they are. Its template prints the tools, which SmolLM2's own does not.
 
