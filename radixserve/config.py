@@ -47,6 +47,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             ge=0,
         ),
     ] = 0
+    history_tokens: Annotated[
+        int,
+        Meta(
+            description="tokens of answers that are remembered, so that a turn is found again"
+            " however its client writes it; 0: none",
+            ge=0,
+        ),
+    ] = 1 << 20
     max_stored_responses: Annotated[
         int,
         Meta(description="answers of /v1/responses kept to be continued, 256 MiB at most", ge=0),

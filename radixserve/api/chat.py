@@ -117,7 +117,7 @@ class _Chat:
             record=self._record,
         )
         self._named = ready.reading.choice.named
-        readers = [ready.reading.reader(ready.prompt.end) for _ in range(generation.num_choices)]
+        readers = [ready.reader() for _ in range(generation.num_choices)]
         return generation, readers
 
     def _logprobs(

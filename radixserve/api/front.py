@@ -1,9 +1,10 @@
 """What every route of one server needs, made once and passed to each surface's `routes`."""
 
 import asyncio
+import logging
 import secrets
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +13,8 @@ import msgspec
 
 from radixserve.api.body import BodyParser
 from radixserve.api.errors import ApiError
+from radixserve.api.history.splice import Splicer
+from radixserve.api.history.store import TurnStore
 from radixserve.api.metrics import Metrics
 from radixserve.config import Config, ServerConfig
 from radixserve.messages import Ready
@@ -20,10 +23,15 @@ from radixserve.parsing.format import Format
 from radixserve.parsing.formats import FORMATS
 from radixserve.tokenizer.engine import Engine
 from radixserve.tokenizer.templates import ChatTemplate, find_template
+from radixserve.tokenizer.told_tools import FORMAT as TOLD
+from radixserve.tokenizer.traits import Traits, traits_of
 from radixserve.tokenizer.vocabulary import Vocabulary
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
+BACKGROUND_TASKS = 8  # at once
 PROMPT_THREADS = 2  # that render and encode prompts beside the event loop
 
 
@@ -43,11 +51,33 @@ class Front:
         self.vocabulary = Vocabulary(folder)
         self.template = find_template(folder, self.vocabulary, config.server.chat_template)
         self.special_tokens: dict[str, int] = self.vocabulary.special_tokens
+        self.traits = traits_of(self.template, self.vocabulary) if self.template else Traits()
+        for note in self.traits.notes():
+            log.info("the chat template %s", note)
         self.format = answer_format(config.server, self.template, self.special_tokens)
+        self.tells_tools = self.template is not None and self._knows_no_tools()
+        if self.tells_tools:
+            self.format = with_told_calls(self.format)
+        self.splicer = self._splicer()
         self.model = config.server.served_model_name or folder.name
         self.created = int(time.time())
         self.parser = BodyParser(config.server.max_body_bytes)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._pool = ThreadPoolExecutor(PROMPT_THREADS, thread_name_prefix="prompt")
+
+    def _knows_no_tools(self) -> bool:
+        """Whether tools have to be told in words: neither template nor tokens know them."""
+        if self.config.tool_call_parser != "auto" or self.traits.prints_tools:
+            return False
+        return self.format is None or (self.format.calls is None and not self.format.harmony)
+
+    def _splicer(self) -> Splicer | None:
+        """What remembers answers, if something is to."""
+        if not self.config.history_tokens or self.template is None:
+            return None
+        ends = {self.vocabulary.token_text(token) for token in self.vocabulary.eos_ids}
+        ends = {*ends, self.traits.turn_end} - {""}
+        return Splicer(TurnStore(self.config.history_tokens), self.vocabulary, sorted(ends))
 
     @property
     def marker_ids(self) -> frozenset[int]:
@@ -60,6 +90,13 @@ class Front:
     async def in_thread(self, work: Callable[[], T]) -> T:
         """The result of slow work that must not hold up the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def in_background(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Runs it beside the requests, unless enough of such work runs already."""
+        if len(self._tasks) < BACKGROUND_TASKS:
+            task = asyncio.get_running_loop().create_task(work())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def ready(self) -> Ready:
         """The engine's limits. ApiError 503 if it has not come up or is gone.
@@ -101,6 +138,12 @@ def answer_format(
     if found and found.calls is None and found.thoughts is None and not found.harmony:
         return None
     return found
+
+
+def with_told_calls(format: Format | None) -> Format:
+    """The format with calls as `told_tools` has them."""
+    own = FORMATS[TOLD]
+    return msgspec.structs.replace(own, thoughts=format.thoughts if format else None)
 
 
 def _told(config: Config) -> dict[str, Any]:

@@ -97,6 +97,7 @@ class Metrics:
             buckets=TOKENS,
             registry=registry,
         )
+        self.ahead = AheadMetrics(registry)
         self._ttft = self._seconds("time_to_first_token", "time to the first token", SECONDS)
         self._itl = self._seconds("inter_token_latency", "time between tokens", TOKEN_SECONDS)
         self._e2e = self._seconds("e2e_request_latency", "time to the end of a request", SECONDS)
@@ -122,6 +123,26 @@ class Metrics:
     def finished(self, seconds: float, reason: str) -> None:
         self._requests.labels(reason).inc()
         self._e2e.observe(seconds)
+
+
+class AheadMetrics:
+    """The observer of prompts that no client sent: see `api/history/ahead.py`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._computed = Counter(
+            "radixserve_ahead_tokens",
+            "tokens of conversations' next prompts, computed before they came",
+            registry=registry,
+        )
+
+    def first_tokens(self, seconds: float, prompt: int, cached: int) -> None:
+        self._computed.inc(prompt - cached)
+
+    def more_tokens(self, seconds: float, count: int) -> None: ...
+
+    def generated(self, count: int) -> None: ...
+
+    def finished(self, seconds: float, reason: str) -> None: ...
 
 
 class EngineCollector:

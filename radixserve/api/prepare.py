@@ -1,6 +1,7 @@
 """A conversation made ready to be answered: rendered, encoded, judged. One way for all dialects."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -9,8 +10,11 @@ from msgspec import Struct
 from radixserve.api.errors import ApiError
 from radixserve.api.fields import GenerationFields, kept_tokens, make_sampling
 from radixserve.api.front import Front
+from radixserve.api.history.ahead import compute_ahead, may_differ
+from radixserve.api.history.recorder import Recorder
+from radixserve.api.history.store import Said
 from radixserve.api.prompts import ChatPrompt, Conversation, chat_prompt
-from radixserve.api.reading import Reading, make_reading, read_choice
+from radixserve.api.reading import Listener, Reader, Reading, make_reading, read_choice
 from radixserve.messages import Ready, Sampling
 
 
@@ -25,11 +29,17 @@ class Asked(Struct, frozen=True, kw_only=True):
 
 
 class Prepared(Struct, frozen=True):
-    """A request, ready to be submitted."""
+    """A request, ready to be submitted. `listener`: makes who hears one of its answers."""
 
     prompt: ChatPrompt
     sampling: Sampling
     reading: Reading
+    listener: Callable[[], Listener] | None = None
+
+    def reader(self) -> Reader:
+        """For one choice."""
+        listen = self.listener() if self.listener else None
+        return self.reading.reader(self.prompt.end, listen)
 
 
 async def prepare(front: Front, fields: GenerationFields, asked: Asked) -> Prepared:
@@ -46,5 +56,23 @@ def _prepare(front: Front, fields: GenerationFields, asked: Asked, ready: Ready)
             text = "tool_choice and a format of the answer exclude each other"
             raise ApiError(400, text, param="tool_choice")
         sampling = msgspec.structs.replace(sampling, grammar=reading.grammar)
-    prompt = chat_prompt(front, asked.conversation, ready, kept_tokens(fields, ready))
-    return Prepared(prompt, sampling, reading)
+    salt, chat = fields.cache_salt or "", asked.conversation
+    prompt = chat_prompt(front, chat, ready, kept_tokens(fields, ready), salt)
+    return Prepared(prompt, sampling, reading, _listener(front, reading, prompt, chat, salt))
+
+
+def _listener(
+    front: Front, reading: Reading, prompt: ChatPrompt, chat: Conversation, salt: str
+) -> Callable[[], Listener] | None:
+    """Who remembers the answers. Calls forced in another form than the model's are not: their
+    tokens would teach it that form.
+    """
+    foreign = reading.choice.forced and reading.format is not front.format
+    if front.splicer is None or prompt.place is None or foreign:
+        return None
+
+    def ended(said: Said) -> None:
+        front.in_background(partial(compute_ahead, front, chat, salt, said))
+
+    then = ended if may_differ(front) else None
+    return partial(Recorder, front.splicer.store, prompt.place, then)

@@ -4,9 +4,8 @@ One `Reader` per choice, for streams and for whole answers alike, so both say th
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-import msgspec
 from msgspec import Struct
 
 from radixserve.api.errors import ApiError
@@ -14,7 +13,7 @@ from radixserve.api.front import Front, new_id
 from radixserve.api.grammar import judged
 from radixserve.parsing.events import CallArguments, CallBegin, Content, Event, Reasoning
 from radixserve.parsing.forced import forced_calls
-from radixserve.parsing.format import Format
+from radixserve.parsing.format import Format, format_of
 from radixserve.parsing.parser import Parser
 from radixserve.parsing.tools import Tool
 from radixserve.tokenizer.answer import Piece
@@ -84,12 +83,12 @@ class Reading(Struct, frozen=True):
     format: Format | None
     grammar: str = ""
 
-    def reader(self, prompt: str) -> "Reader":
+    def reader(self, prompt: str, listen: "Listener | None" = None) -> "Reader":
         """For one choice that continues `prompt`, of which the end is enough."""
         if self.format is None:
-            return Reader(None)
+            return Reader(None, listen)
         parser = Parser(self.format, self.choice.tools, prompt=prompt, hold_calls=False)
-        return Reader(parser)
+        return Reader(parser, listen)
 
 
 def make_reading(front: Front, choice: Choice) -> Reading:
@@ -100,35 +99,37 @@ def make_reading(front: Front, choice: Choice) -> Reading:
             format, choice.tools, several=choice.several, special_tokens=front.special_tokens
         )
         return Reading(choice, forced.format, judged(forced.grammar, "tools"))
-    if format is not None and not choice.tools:
-        format = _without_calls(format)
-    return Reading(choice, format)
+    return Reading(choice, format_of(format, bool(choice.tools)))
 
 
-def _without_calls(format: Format) -> Format | None:
-    """Where no tools are offered, what looks like a call is content."""
-    if format.thoughts is None and not format.harmony:
-        return None
-    if format.harmony:
-        return format
-    return msgspec.structs.replace(format, calls=None, section=None, unmarked=False)
+class Listener(Protocol):
+    """Hears an answer with its client."""
+
+    def heard(self, piece: Piece, events: Sequence[Event]) -> None: ...
 
 
 class Reader:
     """Events of one answer."""
 
-    def __init__(self, parser: Parser | None) -> None:
+    def __init__(self, parser: Parser | None, listen: Listener | None = None) -> None:
         self._parser = parser
+        self._listen = listen
         self.called = False  # whether a tool call has begun
 
     def read(self, piece: Piece) -> list[Event]:
         """What the piece adds; with a `finish` also what was held back."""
+        events = self._events(piece)
+        self.called = self.called or any(isinstance(event, CallBegin) for event in events)
+        if self._listen is not None:
+            self._listen.heard(piece, events)
+        return events
+
+    def _events(self, piece: Piece) -> list[Event]:
         if self._parser is None:
             return [Content(piece.text)] if piece.text else []
         events = self._parser.feed(piece.text)
         if piece.finish:
             events += self._parser.finish(cut=piece.finish != "stop")
-        self.called = self.called or any(isinstance(event, CallBegin) for event in events)
         return events
 
 

@@ -14,7 +14,8 @@ from radixserve.config import Config
 from radixserve.doctor.finding import Finding, fail, ok, warn
 
 if TYPE_CHECKING:
-    from radixserve.tokenizer.templates import ChatTemplate
+    from radixserve.parsing.format import Format
+    from radixserve.tokenizer.traits import Traits
     from radixserve.tokenizer.vocabulary import Vocabulary
     from radixserve.worker.hardware import Hardware
 
@@ -24,9 +25,7 @@ GPU = Path("/dev/nvidia0")
 HARDWARE_SECONDS = 300.0  # torch's first import from a slow disk may take a minute
 SAMPLE = "Hello, Grüße, 世界 🎉\n"
 
-Message = dict[str, str]
-USER: Message = {"role": "user", "content": "Hello"}
-TURNS: list[Message] = [USER, {"role": "assistant", "content": "Hi."}, USER]
+USER = {"role": "user", "content": "Hello"}
 
 
 class Examination:
@@ -36,7 +35,6 @@ class Examination:
         self._config = config
         self._folder: Path | None = None
         self._vocabulary: Vocabulary | None = None
-        self._template: ChatTemplate | None = None
 
     def findings(self) -> Iterator[Finding]:
         """All of them, as they come. A check that breaks is a finding too."""
@@ -154,43 +152,33 @@ class Examination:
         """The template, and what it tells of the answers."""
         if self._folder is None or self._vocabulary is None:
             return
-        from radixserve.api.front import answer_format
-        from radixserve.tokenizer.templates import find_template
+        from msgspec.structs import replace
 
-        server = self._config.server
-        template = find_template(self._folder, self._vocabulary, server.chat_template)
+        from radixserve.api.front import answer_format
+        from radixserve.tokenizer.invalid import InvalidRequest
+        from radixserve.tokenizer.templates import find_template
+        from radixserve.tokenizer.traits import Traits, traits_of
+
+        server, vocabulary, traits = self._config.server, self._vocabulary, Traits()
+        template = find_template(self._folder, vocabulary, server.chat_template)
+        format = answer_format(server, template, vocabulary.special_tokens)
         if template is None:
             advice = "give --chat-template FILE, or use /v1/completions only"
             yield warn("chat", "the model has no chat template", advice)
         else:
-            yield from self._rendered(template)
-        found = answer_format(server, template, self._vocabulary.special_tokens)
-        if found is None and template and "tools" in template.source:
-            text = "the template knows tools, but in no format that is known here"
-            yield warn("answers", text, "give --tool-call-parser")
-        elif found is None:
-            yield ok("answers", "plain text: the template tells of no tools and no reasoning")
-        else:
-            calls = "are" if found.calls or found.harmony else "are not"
-            thoughts = "is" if found.thoughts or found.harmony else "is not"
-            text = f"format {found.name}: tool calls {calls} read, reasoning {thoughts}"
-            yield ok("answers", text)
-
-    def _rendered(self, template: "ChatTemplate") -> Iterator[Finding]:
-        from radixserve.tokenizer.invalid import InvalidRequest
-
-        try:
-            first, second = template.render([USER]), template.render(TURNS)
-        except InvalidRequest as error:
-            yield fail("chat", error.message, "give --chat-template FILE")
-            return
-        if template.prints_date:
-            yield warn("chat", "the template prints the date; it stays that of the server's start")
-        if not second.startswith(first):
-            text = "a conversation's next prompt does not begin with the one before"
-            yield warn("chat", text, "each turn computes again what its template has rewritten")
-        else:
-            yield ok("chat", "the template renders, and each prompt begins with the one before")
+            try:
+                template.render([USER])
+            except InvalidRequest as error:
+                yield fail("chat", error.message, "give --chat-template FILE")
+                return
+            traits = traits_of(template, vocabulary)
+            if not reasons(format):
+                traits = replace(traits, drops_reasoning=False)  # there is none
+            notes = traits.notes()
+            yield from (warn("chat", f"the template {note}") for note in notes)
+            if not notes:
+                yield ok("chat", "the template renders, and each prompt begins as the one before")
+        yield answers(format, traits)
 
     def _hardware(self) -> Iterator[Finding]:
         """In a process of its own, since it imports torch."""
@@ -216,6 +204,24 @@ class Examination:
             yield fail("torch", last, "pip install torch, for this machine")
             return
         yield from judged(msgspec.json.decode(done.stdout, type=Hardware), gpu=GPU.exists())
+
+
+def answers(found: "Format | None", traits: "Traits") -> Finding:
+    """Which tool calls and thoughts are read out of them."""
+    if found is not None and (found.calls or found.harmony):
+        calls = f"are read in the format {found.name}"
+    elif traits.prints_tools:
+        text = "the template knows tools, but in no format that is known here"
+        return warn("answers", text, "give --tool-call-parser")
+    else:
+        calls = "are told in words, as the template knows none"
+    looked = "is" if reasons(found) else "is not"
+    return ok("answers", f"tools {calls}; reasoning {looked} looked for")
+
+
+def reasons(found: "Format | None") -> bool:
+    """Whether answers have reasoning that is read apart."""
+    return found is not None and (found.thoughts is not None or found.harmony)
 
 
 def judged(found: "Hardware", *, gpu: bool) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ the calls in a section (`Calls`). The machines that read them are in the files n
 
 from typing import TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from radixserve.parsing.values import JSON, Dialect
 
@@ -116,3 +116,12 @@ class Format(Struct, frozen=True):
     trim: bool = True
     begun: str = ""
     harmony: bool = False
+
+
+def format_of(format: Format | None, offered: bool) -> Format | None:
+    """How answers are read. Where no tools are `offered`, what looks like a call is content."""
+    if format is None or offered or format.harmony:
+        return format
+    if format.thoughts is None:
+        return None
+    return structs.replace(format, calls=None, section=None, unmarked=False)

@@ -45,6 +45,12 @@ class Tool(Struct, frozen=True):
         return _kinds(schema, self.parameters or {}, 0)
 
 
+def schema_of(function: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The schema of a function as OpenAI has it, if it is one."""
+    schema = function.get("parameters")
+    return schema if isinstance(schema, Mapping) else None
+
+
 def _kinds(schema: Any, root: Mapping[str, Any], nesting: int) -> frozenset[str]:
     if not isinstance(schema, Mapping) or nesting > _MAX_NESTING:
         return frozenset()

@@ -104,10 +104,17 @@ class Stream:
     """
 
     def __init__(
-        self, engine: "Engine", submits: Sequence[Submit], now: float, names: Collection[str]
+        self,
+        engine: "Engine",
+        submits: Sequence[Submit],
+        now: float,
+        *,
+        names: Collection[str],
+        observer: Observer,
     ) -> None:
         self._engine = engine
         self.names = frozenset(names)
+        self.observer = observer
         self._queue: asyncio.Queue[tuple[int, Tokens] | Exception] = asyncio.Queue()
         self._unread = set(range(len(submits)))  # indices whose end has not been read yet
         self.requests = [_Request(self, i, submit, now) for i, submit in enumerate(submits)]
@@ -182,16 +189,22 @@ class Engine:
         """Requests that were submitted here and have no end yet."""
         return len(self._requests)
 
-    def submit(self, submits: Sequence[Submit], names: Collection[str] = ()) -> Stream:
+    def submit(
+        self,
+        submits: Sequence[Submit],
+        names: Collection[str] = (),
+        observer: Observer | None = None,
+    ) -> Stream:
         """Send the requests; their answers come in the stream. EngineStopped if it is too late.
 
-        `names`: what else `abort` may call the group by.
+        `names`: what else `abort` may call the group by. `observer`: of these, not the engine's.
         """
         if self.stopped:
             raise EngineStopped(self.stopped)
         if self.draining:
             raise EngineStopped(self.draining, AWAY_SECONDS)
-        stream = Stream(self, submits, self._clock(), names)
+        observer = observer or self._observer
+        stream = Stream(self, submits, self._clock(), names=names, observer=observer)
         self._requests |= {request.request_id: request for request in stream.requests}
         self._streams.add(stream)
         self._send(submits)
@@ -231,7 +244,7 @@ class Engine:
             return
         self._send([Abort(r.request_id) for r in ended])
         for request in ended:
-            self._observer.finished(self._clock() - request.start, reason)
+            request.stream.observer.finished(self._clock() - request.start, reason)
 
     def left(self, stream: Stream) -> None:
         """The consumer of `stream` needs it no more. Idempotent."""
@@ -270,18 +283,19 @@ class Engine:
         if request is None:
             return  # aborted here while the tokens were under way
         now, count = self._clock(), len(message.tokens) // INT32_BYTES
+        observer = request.stream.observer
         request.cached = message.cached_tokens
         if count:
-            self._observer.generated(count)
+            observer.generated(count)
             if request.last:
-                self._observer.more_tokens(now - request.last, count)
+                observer.more_tokens(now - request.last, count)
             else:
                 seconds = now - request.start
-                self._observer.first_tokens(seconds, request.prompt_tokens, message.cached_tokens)
+                observer.first_tokens(seconds, request.prompt_tokens, message.cached_tokens)
             request.last = now
         if message.finish:
             del self._requests[message.request_id]
-            self._observer.finished(now - request.start, message.finish)
+            observer.finished(now - request.start, message.finish)
         request.stream.put((request.index, message))
 
     def _deliver_invalidated(self, message: Invalidated) -> None:
@@ -292,7 +306,7 @@ class Engine:
     def _reject(self, message: Rejected) -> None:
         request = self._requests.pop(message.request_id, None)
         if request is not None:
-            self._observer.finished(self._clock() - request.start, message.code)
+            request.stream.observer.finished(self._clock() - request.start, message.code)
             request.stream.put(RequestRejected(message.code, message.message, message.retry_after))
 
     def stop(self, reason: str) -> None:
@@ -300,7 +314,7 @@ class Engine:
         self.stopped = self.stopped or reason or "the server is shutting down"
         requests, self._requests = self._requests, {}
         for request in requests.values():
-            self._observer.finished(self._clock() - request.start, "error")
+            request.stream.observer.finished(self._clock() - request.start, "error")
             request.stream.put(EngineStopped(self.stopped))
         for answer in self._invalidations.values():
             if not answer.done():

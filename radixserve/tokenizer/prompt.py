@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from radixserve.messages import Ready
 from radixserve.tokenizer.invalid import InvalidRequest
-from radixserve.tokenizer.vocabulary import Vocabulary
+from radixserve.tokenizer.vocabulary import Parts, Vocabulary
 
 MAX_TEXT_BYTES = 4 << 20  # of a text whose tokens need not fit the context: encoding is slow
 
 
 def encode_prompt(
-    text: str,
+    text: str | Parts,
     vocabulary: Vocabulary,
     ready: Ready,
     param: str,
@@ -27,7 +27,7 @@ def encode_prompt(
     are is refused by its bytes, before the slow encoding. `keep`: see `check_prompt`.
     """
     if keep is None:
-        least = len(text.encode()) // vocabulary.longest_token
+        least = _text_bytes(text) // vocabulary.longest_token
         if least >= ready.max_total_tokens:
             raise too_long(f"at least {least}", ready, param)
         return check_prompt(vocabulary.encode(text, add_special_tokens), ready, param)
@@ -36,12 +36,17 @@ def encode_prompt(
 
 
 def encode_any(
-    text: str, vocabulary: Vocabulary, param: str, *, add_special_tokens: bool = True
+    text: str | Parts, vocabulary: Vocabulary, param: str, *, add_special_tokens: bool = True
 ) -> list[int]:
     """Ids of a text that may be longer than the context."""
-    if len(text.encode()) > MAX_TEXT_BYTES:
+    if _text_bytes(text) > MAX_TEXT_BYTES:
         raise InvalidRequest(f"the text is longer than {MAX_TEXT_BYTES >> 20} MiB", param)
     return vocabulary.encode(text, add_special_tokens)
+
+
+def _text_bytes(text: str | Parts) -> int:
+    parts = [text] if isinstance(text, str) else text
+    return sum(len(part.encode()) for part in parts if isinstance(part, str))
 
 
 def check_prompt(

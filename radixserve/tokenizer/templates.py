@@ -67,22 +67,18 @@ class ChatTemplate:
     prompts from sharing a prefix.
     """
 
-    def __init__(self, source: str, vocabulary: Vocabulary) -> None:
-        """Raises jinja2.TemplateSyntaxError."""
+    def __init__(self, source: str, vocabulary: Vocabulary, *, now: datetime | None = None) -> None:
+        """`now`: what it takes for the time. Raises jinja2.TemplateSyntaxError."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
-        started = datetime.now()
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = started.strftime
+        environment.globals["strftime_now"] = (now or datetime.now()).strftime
         self.source = source
         self._template = environment.from_string(source)
         self._tokens = vocabulary.named_tokens
         self.knows_developer = "developer" in source
-        self.prints_date = "strftime_now" in source
-        if self.prints_date:
-            log.warning("the chat template prints the date: it stays that of this start")
 
     def render(
         self,

@@ -4,14 +4,15 @@ Knows for each id the exact bytes it stands for, which ids are special, and whic
 does not decode sequences (`decode.py`) and never imports torch or transformers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from tokenizers import Tokenizer
 
 NAMED_TOKENS = tuple(f"{name}_token" for name in ["bos", "eos", "unk", "pad", "sep", "cls", "mask"])
+Parts: TypeAlias = Sequence[str | list[int]]  # of a prompt: text, or token ids as they are
 SPIECE_SPACE = "\u2581"  # how sentencepiece writes a space
 
 
@@ -109,14 +110,20 @@ class Vocabulary:
         around = self._tokenizer.encode("", add_special_tokens=True).ids
         return [bos] if bos is not None and around[:1] == [bos] else []
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str | Parts, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Special tokens written out in the text become their ids.
 
         With `add_special_tokens`, BOS is put in front where this tokenizer does so and the text
-        does not begin with it already: there is never more than one. Nothing is put behind.
+        does not begin with it already: there is never more than one. Nothing is put behind. Parts
+        are encoded each by itself: behind ids, text should begin with a special token.
         """
+        parts = [text] if isinstance(text, str) else text
+        texts = [part for part in parts if isinstance(part, str)]
         # The batch call lets go of the interpreter lock, the single one does not.
-        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        encoded = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        ids: list[int] = []
+        for part in parts:
+            ids += next(encoded).ids if isinstance(part, str) else part
         if add_special_tokens and ids[:1] != self._bos_ids:
             return self._bos_ids + ids
         return ids

@@ -60,6 +60,7 @@ class FakeScheduler:
         self.script = script
         self.engine: Engine | None = None
         self.submits: list[Submit] = []
+        self.ahead: list[Submit] = []  # those that no client asked for
         self.aborts: list[str] = []
         self.finished: list[str] = []
         self.invalidations: list[Invalidate] = []
@@ -75,7 +76,8 @@ class FakeScheduler:
     def send(self, messages: Sequence[ToScheduler]) -> None:
         for message in messages:
             if isinstance(message, Submit):
-                self.submits.append(message)
+                ahead = message.request_id.startswith("ahead")
+                (self.ahead if ahead else self.submits).append(message)
                 task = asyncio.get_running_loop().create_task(self._answer(message))
                 self._tasks[message.request_id] = task
             elif isinstance(message, Abort):

@@ -123,6 +123,7 @@ PREFIXED = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 COUNTED = "{{ messages | length }}" + PREFIXED
 REFUSING = "{{ raise_exception('no users here') }}"
 DATED = "{{ strftime_now('%Y') }}" + PREFIXED
+THINKING = "{% set marks = '<think></think>' %}" + PREFIXED
 TOOLS = PREFIXED + "{{ tools }}"
 
 
@@ -136,12 +137,14 @@ TOOLS = PREFIXED + "{{ tools }}"
         (template(None), "chat", "warn", "no chat template"),
         (template("{% for"), "chat", "fail", "TemplateSyntaxError"),
         (template(REFUSING), "chat", "fail", "no users here"),
-        (template(COUNTED), "chat", "warn", "does not begin with the one before"),
+        (template(COUNTED), "chat", "warn", "in another way once the next one comes"),
         (template(DATED), "chat", "warn", "prints the date"),
         (template(TOOLS), "answers", "warn", "in no format that is known"),
-        (template(PREFIXED), "answers", "ok", "plain text"),
+        (template(PREFIXED), "answers", "ok", "told in words"),
+        (template(PREFIXED), "answers", "ok", "is not looked for"),
         (template(PREFIXED), "chat", "ok", "renders"),
-        (template(PREFIXED + "<think></think>"), "answers", "ok", "reasoning is"),
+        (template(THINKING), "chat", "warn", "leaves out the reasoning"),
+        (template(THINKING), "answers", "ok", "reasoning is looked for"),
     ],
 )
 def test_models(

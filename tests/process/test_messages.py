@@ -1,11 +1,14 @@
 """A tool loop with Anthropic's client on three real processes."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import pytest
 
-from tests.process.conftest import Server
+from tests.checkpoints import tiny_checkpoint
+from tests.process.conftest import Server, start
 
 pytestmark = pytest.mark.process
 SYSTEM: Any = [{"type": "text", "text": "You are a sailor who answers with the wind. " * 2}]
@@ -26,6 +29,15 @@ TOOLS: Any = [
 def header(value: int) -> dict[str, str]:
     text = f"x-anthropic-billing-header: cc_version=2.1.197.{value:03x}; cc_entrypoint=cli;"
     return {"type": "text", "text": text}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With room for tools that are told in words."""
+    folder: Path = tmp_path_factory.mktemp("tools")
+    running = start(tiny_checkpoint(folder, max_position_embeddings=2048))
+    yield running
+    running.stop()
 
 
 def test_a_tool_loop_hits_its_first_turn(server: Server) -> None:

@@ -161,7 +161,7 @@ class _Answer:
             decoding=Decoding(not asked.conversation.prefill, front.marker_ids),
             record=self._record,
         )
-        return generation, ready.reading.reader(ready.prompt.end)
+        return generation, ready.reader()
 
     def _head(self, generation: Generation) -> dict[str, Any]:
         """The message as it begins."""

@@ -84,7 +84,7 @@ class Responder:
             parent = self._parent(held)
             ready = await self._prepared(parent)
             generation = self._generation(ready)
-            reader = ready.reading.reader(ready.prompt.end)
+            reader = ready.reader()
             async with aclosing(self._answer(generation, reader)) as events:
                 async for said in events:
                     self._keep(said.get("response", {}), parent)
