@@ -14,7 +14,7 @@ from radixserve.config import Config
 from radixserve.doctor.finding import Finding, fail, ok, warn
 
 if TYPE_CHECKING:
-    from radixserve.tokenizer.templates import ChatTemplate
+    from radixserve.parsing.format import Format
     from radixserve.tokenizer.traits import Traits
     from radixserve.tokenizer.vocabulary import Vocabulary
     from radixserve.worker.hardware import Hardware
@@ -25,9 +25,7 @@ GPU = Path("/dev/nvidia0")
 HARDWARE_SECONDS = 300.0  # torch's first import from a slow disk may take a minute
 SAMPLE = "Hello, Grüße, 世界 🎉\n"
 
-Message = dict[str, str]
-USER: Message = {"role": "user", "content": "Hello"}
-TURNS: list[Message] = [USER, {"role": "assistant", "content": "Hi."}, USER]
+USER = {"role": "user", "content": "Hello"}
 
 
 class Examination:
@@ -37,7 +35,6 @@ class Examination:
         self._config = config
         self._folder: Path | None = None
         self._vocabulary: Vocabulary | None = None
-        self._template: ChatTemplate | None = None
 
     def findings(self) -> Iterator[Finding]:
         """All of them, as they come. A check that breaks is a finding too."""
@@ -115,7 +112,7 @@ class Examination:
     def _model(self) -> Iterator[Finding]:
         """As the server does it: a GGUF file is converted if it was not yet."""
         from radixserve.launch import prepare
-        from radixserve.models.spec import read_spec
+        from radixserve.models.spec import TRANSFORMERS, architecture_of, implementation, read_spec
 
         try:
             config = prepare(self._config)
@@ -124,6 +121,11 @@ class Examination:
             return
         self._config = config
         self._folder = Path(config.worker.model_path)
+        if implementation(self._folder, config.worker.model_impl) == TRANSFORMERS:
+            name = architecture_of(self._folder)
+            text = f"{config.server.served_model_name}: {name}, by transformers, in {self._folder}"
+            yield ok("model", text)
+            return
         spec = read_spec(self._folder)
         asked = config.worker.context_length
         if asked > spec.max_position:
@@ -155,33 +157,33 @@ class Examination:
         """The template, and what it tells of the answers."""
         if self._folder is None or self._vocabulary is None:
             return
-        from radixserve.api.front import answer_format, tells_tools
-        from radixserve.tokenizer.templates import find_template
-        from radixserve.tokenizer.traits import traits_of
+        from msgspec.structs import replace
 
-        server = self._config.server
-        template = find_template(self._folder, self._vocabulary, server.chat_template)
+        from radixserve.api.front import answer_format, tells_tools
+        from radixserve.tokenizer.invalid import InvalidRequest
+        from radixserve.tokenizer.templates import find_template
+        from radixserve.tokenizer.traits import Traits, traits_of
+
+        server, vocabulary, traits = self._config.server, self._vocabulary, Traits()
+        template = find_template(self._folder, vocabulary, server.chat_template)
+        format = answer_format(server, template, vocabulary.special_tokens)
         if template is None:
             advice = "give --chat-template FILE, or use /v1/completions only"
             yield warn("chat", "the model has no chat template", advice)
-            yield ok("answers", "plain text: nothing tells of tools and reasoning")
-            return
-        traits = traits_of(template, self._vocabulary)
-        yield from _rendered(template, traits)
-        found = answer_format(server, template, self._vocabulary.special_tokens)
-        if tells_tools(server, template, traits, found):
-            text = "the template knows no tools: they are told in words, and calls read as hermes'"
-            yield ok("answers", text)
-        elif found is None and traits.prints_tools:
-            text = "the template knows tools, but in no format that is known here"
-            yield warn("answers", text, "give --tool-call-parser")
-        elif found is None:
-            yield ok("answers", "plain text: neither tool calls nor reasoning are read")
         else:
-            calls = "are" if found.calls or found.harmony else "are not"
-            thoughts = "is" if found.thoughts or found.harmony else "is not"
-            text = f"format {found.name}: tool calls {calls} read, reasoning {thoughts}"
-            yield ok("answers", text)
+            try:
+                template.render([USER])
+            except InvalidRequest as error:
+                yield fail("chat", error.message, "give --chat-template FILE")
+                return
+            traits = traits_of(template, vocabulary)
+            if not reasons(format):
+                traits = replace(traits, drops_reasoning=False)  # there is none
+            notes = traits.notes()
+            yield from (warn("chat", f"the template {note}") for note in notes)
+            if not notes:
+                yield ok("chat", "the template renders, and each prompt begins as the one before")
+        yield answers(format, traits, told=tells_tools(server, template, traits, format))
 
     def _hardware(self) -> Iterator[Finding]:
         """In a process of its own, since it imports torch."""
@@ -209,6 +211,26 @@ class Examination:
         yield from judged(msgspec.json.decode(done.stdout, type=Hardware), gpu=GPU.exists())
 
 
+def answers(found: "Format | None", traits: "Traits", *, told: bool) -> Finding:
+    """Which tool calls and thoughts are read out of them."""
+    if found is not None and (found.calls or found.harmony):
+        calls = f"are read in the format {found.name}"
+    elif traits.prints_tools:
+        text = "the template knows tools, but in no format that is known here"
+        return warn("answers", text, "give --tool-call-parser")
+    elif told:
+        calls = "are told in words, as the template knows none"
+    else:
+        calls = "are not told"
+    looked = "is" if reasons(found) else "is not"
+    return ok("answers", f"tools {calls}; reasoning {looked} looked for")
+
+
+def reasons(found: "Format | None") -> bool:
+    """Whether answers have reasoning that is read apart."""
+    return found is not None and (found.thoughts is not None or found.harmony)
+
+
 def judged(found: "Hardware", *, gpu: bool) -> Iterator[Finding]:
     """What the hardware means. `gpu`: whether the system has one, whatever torch sees."""
     yield ok("torch", found.torch)
@@ -231,21 +253,9 @@ def judged(found: "Hardware", *, gpu: bool) -> Iterator[Finding]:
         yield fail("worker", found.chosen_fault)
     else:
         yield ok("worker", f"{found.chosen}, {found.free}")
+    if found.model_fault:
+        yield fail("model", found.model_fault)
     if found.pool_fault:
         yield fail("memory", found.pool_fault)
     elif found.pool:
         yield ok("memory", found.pool)
-
-
-def _rendered(template: "ChatTemplate", traits: "Traits") -> Iterator[Finding]:
-    from radixserve.tokenizer.invalid import InvalidRequest
-
-    try:
-        template.render(TURNS)
-    except InvalidRequest as error:
-        yield fail("chat", error.message, "give --chat-template FILE")
-        return
-    for note in traits.notes():
-        yield warn("chat", f"the template {note}")
-    if not traits.notes():
-        yield ok("chat", "the template renders, and each prompt begins with the one before")

@@ -116,7 +116,12 @@ def implementation(folder: Path, asked: str = "auto") -> str:
     """OWN or TRANSFORMERS: what "auto" means for the checkpoint in `folder`, else what is asked."""
     if asked != "auto":
         return asked
-    return OWN if _architecture(read_config(folder)) in MODELS else TRANSFORMERS
+    return OWN if architecture_of(folder) in MODELS else TRANSFORMERS
+
+
+def architecture_of(folder: Path) -> str:
+    """What config.json names; "(none)" if nothing. ValueError if there is no such file."""
+    return _architecture(read_config(folder))
 
 
 def read_spec(folder: Path) -> ModelSpec:

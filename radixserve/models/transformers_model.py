@@ -113,6 +113,13 @@ def load_transformers(
     return TransformersModel(network, spec, found.options, context_length=length, detail=detail)
 
 
+def check_config(folder: Path) -> None:
+    """Raises ValueError with a sentence for what its config says that pages cannot serve."""
+    fields = read_config(folder)
+    refuse_weights(fields)
+    _model_class(_config(folder), fields)
+
+
 def _config(folder: Path) -> Any:
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -28,6 +28,7 @@ class Hardware(Struct):
     chosen: str = ""  # device, number format and attention
     chosen_fault: str = ""
     free: str = ""  # memory
+    model_fault: str = ""
     pool: str = ""
     pool_fault: str = ""
 
@@ -56,6 +57,14 @@ def measure(config: WorkerConfig) -> Hardware:
         found.chosen_fault = str(error)
         return found
     found.chosen = f"{config.dtype} on {config.device}, {config.attention_backend} attention"
+    if config.model_path and _by_transformers(config):
+        from radixserve.models.transformers_model import check_config
+
+        try:
+            check_config(Path(config.model_path))
+        except ValueError as error:
+            found.model_fault = str(error)
+            return found
     try:
         free = free_memory(torch.device(config.device))
         found.free = f"{free / GIB:.1f} GiB free"
@@ -82,6 +91,12 @@ def _triton() -> str:
         return "of unknown version"
 
 
+def _by_transformers(config: WorkerConfig) -> bool:
+    from radixserve.models.spec import TRANSFORMERS, implementation
+
+    return implementation(Path(config.model_path), config.model_impl) == TRANSFORMERS
+
+
 def _pool(config: WorkerConfig, free: int) -> str:
     """The pool beside weights that are as large as this model's, but are nowhere."""
     from radixserve.models.decoder import Decoder
@@ -89,6 +104,8 @@ def _pool(config: WorkerConfig, free: int) -> str:
     from radixserve.worker.resolve import DTYPES
     from radixserve.worker.runner import pool_size
 
+    if _by_transformers(config):
+        return "what the pool gets is known when transformers has loaded the model"
     spec = read_spec(Path(config.model_path))
     length = config.context_length or spec.max_position
     decoder = Decoder(spec, device="meta", dtype=DTYPES[config.dtype], context_length=length)

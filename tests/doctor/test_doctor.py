@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from radixserve.config import parse
+from radixserve.config import WorkerConfig, parse
 from radixserve.doctor import checks, packages
 from radixserve.doctor.checks import Examination, judged
 from radixserve.doctor.command import main
 from radixserve.doctor.finding import Finding
-from radixserve.worker.hardware import Hardware
+from radixserve.worker.hardware import Hardware, measure
 from tests.checkpoints import tiny_checkpoint
 
 GOOD = Hardware(
@@ -123,25 +123,28 @@ PREFIXED = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 COUNTED = "{{ messages | length }}" + PREFIXED
 REFUSING = "{{ raise_exception('no users here') }}"
 DATED = "{{ strftime_now('%Y') }}" + PREFIXED
+THINKING = "{% set marks = '<think></think>' %}" + PREFIXED
 TOOLS = PREFIXED + "{{ tools }}"
 
 
 @pytest.mark.parametrize(
     ("edit", "check", "state", "says"),
     [
-        (change("config.json", architectures=["MambaForCausalLM"]), "model", "fail", "Mamba"),
+        (change("config.json", architectures=["GPT2LMHeadModel"]), "model", "ok", "transformers"),
         (change("config.json", hidden_act="gelu"), "model", "fail", "gelu"),
         (lambda f: (f / "tokenizer.json").unlink(), "model", "fail", "no tokenizer.json"),
         (lambda f: (f / "tokenizer.json").write_text("{"), "tokenizer", "fail", "Tokenizer"),
         (template(None), "chat", "warn", "no chat template"),
         (template("{% for"), "chat", "fail", "TemplateSyntaxError"),
         (template(REFUSING), "chat", "fail", "no users here"),
-        (template(COUNTED), "chat", "warn", "prints a turn in another way"),
+        (template(COUNTED), "chat", "warn", "in another way once the next one comes"),
         (template(DATED), "chat", "warn", "prints the date"),
         (template(TOOLS), "answers", "warn", "in no format that is known"),
         (template(PREFIXED), "answers", "ok", "told in words"),
+        (template(PREFIXED), "answers", "ok", "is not looked for"),
         (template(PREFIXED), "chat", "ok", "renders"),
-        (template(PREFIXED + "<think></think>"), "answers", "ok", "reasoning is"),
+        (template(THINKING), "chat", "warn", "leaves out the reasoning"),
+        (template(THINKING), "answers", "ok", "reasoning is looked for"),
     ],
 )
 def test_models(
@@ -157,6 +160,15 @@ def test_models(
     edit(folder)
     finding = found("--model-path", str(folder))[check][0]
     assert (finding.state, says in finding.text) == (state, True), finding
+
+
+def test_a_model_that_pages_cannot_serve(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"architectures": ["MambaForCausalLM"], "model_type": "mamba"}'
+    )
+    found = measure(WorkerConfig(model_path=str(tmp_path)))
+    assert "MambaForCausalLM keeps a state" in found.model_fault and not found.pool
+    assert [f.state for f in judged(found, gpu=False) if f.check == "model"] == ["fail"]
 
 
 def test_a_context_beyond_the_model(checkpoint: Path) -> None:
