@@ -117,11 +117,15 @@ def giraffe(target: Target, place: Place) -> list[Check]:
         CONFORMANCE_KEY=target.key,
     )
     report = json.loads((home / "report" / "report.json").read_text())
-    return [
-        Check(one["id"], GIRAFFE_STATUS.get(one["status"], SKIPPED), short(one["summary"]))
-        for one in report["checks"]
-        if one["required"]
-    ]
+    return [_giraffe_check(one) for one in report["checks"] if one["required"]]
+
+
+def _giraffe_check(told: Mapping[str, Any]) -> Check:
+    """What failed although no request did is called by another name: the model answered wrongly."""
+    status = GIRAFFE_STATUS.get(told["status"], SKIPPED)
+    answers = status == FAILED and told["metrics"]["failed"] == 0
+    name = f"{told['id']} (answers)" if answers else told["id"]
+    return Check(name, status, short(told["summary"]))
 
 
 def _giraffe_settings(settings: dict[str, Any], target: Target, place: Place) -> dict[str, Any]:
