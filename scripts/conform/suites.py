@@ -233,7 +233,13 @@ def run(name: str, suite: Suite, target: Target, commands: Path) -> tuple[list[C
             return suite.run(target, place), ""
         except subprocess.TimeoutExpired:
             return [], f"not done within {suite.timeout:.0f} seconds"
-        except (OSError, ValueError, KeyError, xml.etree.ElementTree.ParseError) as error:
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            xml.etree.ElementTree.ParseError,
+        ) as error:
             errors = place.work / ERRORS
             said = errors.read_text(errors="replace")[-DETAIL:] if errors.exists() else ""
             why = f"{type(error).__name__}: {short(error)}; {short(said)}"
