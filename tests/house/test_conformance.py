@@ -145,6 +145,23 @@ def test_reports_in_junits_form(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("status", "failed", "name", "judged_as"),
+    [
+        ("pass", 0, "prefix", PASSED),
+        ("fail", 0, "prefix (answers)", FAILED),
+        ("fail", 1, "prefix", FAILED),
+        ("inconclusive", 0, "prefix", SKIPPED),
+    ],
+)
+def test_wrong_answers_are_told_from_failed_requests(
+    status: str, failed: int, name: str, judged_as: str
+) -> None:
+    told = {"id": "prefix", "status": status, "summary": "s", "metrics": {"failed": failed}}
+    assert suites._giraffe_check(told) == Check(name, judged_as, "s")
+    assert bool(reason(name, read_excuses()["giraffe"])) == (name != "prefix")
+
+
 def test_what_fails_by_chance_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
