@@ -81,19 +81,35 @@ class Running:
         return max(wanted - len(request.lease.pages), 0) + 1
 
     def leave(self, request: Request) -> None:
-        """Leave behind what is written, give back the rest, and free the slot."""
+        """End the lease, if it has not ended, and free the slot."""
+        assert not request.in_flight, "a step names the slot"
+        if request.lease is not None:
+            self.end_lease(request)
+        self._requests.remove(request)
+        self._slots.append(request.slot)
+        self._freed.append(request.slot)
+        request.slot = -1
+
+    def end_lease(self, request: Request) -> None:
+        """Leave behind what is written, to be found at once, and give back the rest.
+
+        A step in flight may still write one token behind what is left here, and into pages that
+        are given back: whatever reads or writes them next is ordered after it.
+        """
         lease = request.lease
-        assert lease is not None and not request.in_flight, "a step names the slot"
+        assert lease is not None, "it has none, or gave it back"
         if request.lost:
             self._cache.discard(lease)
         else:
             self._cache.commit(lease, request.tokens, request.committable)
             self._cache.release(lease, request.committable)
         request.lease = None
-        self._requests.remove(request)
-        self._slots.append(request.slot)
-        self._freed.append(request.slot)
-        request.slot = -1
+
+    def lose(self, request: Request) -> None:
+        """A step gave no finite numbers for it: nobody may reuse what it computed."""
+        request.lost = True
+        if request.lease is None:  # it had finished, and is in the tree
+            self._cache.invalidate(request.submit.namespace, request.tokens)
 
 
 class Reserve:

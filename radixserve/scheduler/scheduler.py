@@ -147,12 +147,13 @@ class Scheduler:
         at = 0
         for request, token, logprob in zip(step.sampling, tokens, logprobs, strict=True):
             request.unseen -= 1
-            request.lost = request.lost or token == -1
+            if token == -1:
+                self.running.lose(request)
             if not request.done:
                 self._take(request, token, data[at : at + INT32_BYTES], logprob)
             at += INT32_BYTES
         for request in step.named:
-            if request.done and not request.in_flight and request.lease is not None:
+            if request.done and not request.in_flight and request.slot >= 0:
                 self.running.leave(request)
         if not self._steps:
             self._drain = False
@@ -286,7 +287,7 @@ class Scheduler:
         victims = [
             victim
             for victim in self.running.youngest_first()
-            if victim.tenant == request.tenant or not own_only
+            if victim.lease is not None and (victim.tenant == request.tenant or not own_only)
         ]
         for victim in victims:
             if victim.in_flight:
@@ -343,7 +344,7 @@ class Scheduler:
         self.outbox.append((submit.origin, message))
         if finish:
             self.counters.finished += 1
-            self._end(request)
+            self._end(request, finished=True)
 
     def _take_scores(self, request: Request, scores: Scores | None) -> None:
         request.lost = request.lost or scores is None
@@ -367,8 +368,8 @@ class Scheduler:
         self.outbox.append((request.submit.origin, why))
         self._end(request)
 
-    def _end(self, request: Request) -> None:
-        """Nothing more is computed for the request; it leaves when no step names it."""
+    def _end(self, request: Request, *, finished: bool = False) -> None:
+        """Nothing more is computed for the request; its slot is free when no step names it."""
         request.done = True
         del self.requests[request.submit.request_id]
         self._pinning.answer_rest(request)
@@ -378,6 +379,8 @@ class Scheduler:
             self.waiting.remove(request)
         elif not request.in_flight:
             self.running.leave(request)
+        elif finished:  # what is in flight computes no more than the token that ended it
+            self.running.end_lease(request)
 
     def stats(self, waiting_on_step: float = 0.0) -> Stats:
         """A snapshot for metrics and health."""

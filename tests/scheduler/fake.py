@@ -10,6 +10,8 @@ import random
 from array import array
 from collections import deque
 
+from msgspec.structs import replace
+
 from radixserve.cache import check
 from radixserve.config import SchedulerConfig
 from radixserve.messages import (
@@ -217,6 +219,12 @@ class Engine:
         self._collect()
         check(self.scheduler.cache)
         return True
+
+    def lose(self) -> None:
+        """Run the oldest ordered step; its result says that its rows are lost."""
+        result = self.worker.run(self.pending.popleft())
+        self.scheduler.done(replace(result, tokens=pack([-1] * len(unpack(result.tokens)))))
+        self._collect()
 
     def run(self, limit: int = 10_000) -> None:
         """Until nothing is left to do."""

@@ -42,6 +42,37 @@ def test_the_next_turn_hits_to_the_token() -> None:
     assert whole.ask(turn, 2) == (answer(turn, 2), 48)
 
 
+def stopped_early(engine: Engine) -> list[int]:
+    """Tokens of a request that a stop id has ended while a step in flight still names it."""
+    said = answer(PROMPT, 12)
+    stop = next(token for token in said if 1 <= said.index(token) < 9)
+    engine.submit("first", PROMPT, 12, stop_ids=(stop,))
+    while "first" not in engine.finished:
+        assert engine.order() or engine.pending
+        engine.order()
+        engine.finish()
+    assert engine.finished["first"] == "stop" and engine.pending
+    return [*PROMPT, *engine.answers["first"]]
+
+
+def test_a_turn_that_comes_at_once_hits_to_the_token() -> None:
+    engine = Engine(ready())
+    turn = [*stopped_early(engine), 1, 2, 3]
+    engine.submit("next", turn, 4)
+    engine.order()
+    engine.run()
+    assert engine.answers["next"] == answer(turn, 4)
+    assert engine.cached["next"] == len(turn) - 3
+
+
+def test_what_the_last_step_of_a_finished_request_loses_is_gone() -> None:
+    engine = Engine(ready())
+    tokens = stopped_early(engine)
+    engine.lose()
+    engine.run()
+    assert engine.ask([*tokens, 1], 1)[1] == 0
+
+
 def test_siblings_of_one_step_copy_what_the_first_of_them_writes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

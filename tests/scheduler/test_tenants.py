@@ -1,10 +1,9 @@
 """Quotas of tenants, the queue's limits, and faults that a long review found."""
 
 import pytest
-from msgspec.structs import replace
 
 from radixserve.config import SchedulerConfig
-from radixserve.messages import CacheDirectives, SetQuota, pack, unpack
+from radixserve.messages import CacheDirectives, SetQuota
 from tests.scheduler.fake import Engine, answer, ready
 from tests.scheduler.test_directives import NO_STORE, PROMPT, pin
 
@@ -133,13 +132,6 @@ def test_a_tenants_pins_give_way_to_its_own_request(others: int) -> None:
     assert engine.answers["r"] == answer([3] * 30, 9)
 
 
-def lose(engine: Engine) -> None:
-    """The result of the oldest step in flight says that its rows are lost."""
-    result = engine.worker.run(engine.pending.popleft())
-    engine.scheduler.done(replace(result, tokens=pack([-1] * len(unpack(result.tokens)))))
-    engine._collect()
-
-
 @pytest.mark.parametrize("aborted", [False, True])
 def test_what_a_lost_request_wrote_is_gone_with_pins_and_branches(aborted: bool) -> None:
     engine = Engine(ready(step_tokens=64))
@@ -149,7 +141,7 @@ def test_what_a_lost_request_wrote_is_gone_with_pins_and_branches(aborted: bool)
     engine.order()
     if aborted:
         engine.scheduler.abort("lost")
-    lose(engine)
+    engine.lose()
     engine.run()
     assert engine.ask(PROMPT) == (answer(PROMPT, 1), 0)
     assert engine.scheduler.stats().pages_pinned == 0
