@@ -20,7 +20,6 @@ from tests.process.conftest import Server, eventually, start
 
 TEMPLATE = Path(__file__).parent / "hermes.jinja"
 MODEL = "smollm2"
-PAGE_SIZE = 16
 SETTINGS = {  # of clients that would call home otherwise
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -41,14 +40,6 @@ class Turn(NamedTuple):
     prompt: int
     cached: int
 
-    @property
-    def stored(self) -> int:
-        """Tokens of the prompt that the next turn must find, however soon it comes.
-
-        Those in whole pages: what stands in a request's last page is found a step after its end.
-        """
-        return self.prompt // PAGE_SIZE * PAGE_SIZE
-
 
 class Turns(Protocol):
     def __call__(self, number: int, refused: int = 0) -> list[Turn]: ...
@@ -61,14 +52,7 @@ def server() -> Iterator[Server]:
     running = start(
         None,
         *("--served-model-name", MODEL, "--chat-template", str(TEMPLATE)),
-        *(
-            "--page-size",
-            str(PAGE_SIZE),
-            "--max-total-tokens",
-            "16384",
-            "--default-max-tokens",
-            "48",
-        ),
+        *("--max-total-tokens", "16384", "--default-max-tokens", "48"),
     )
     yield running
     running.stop()

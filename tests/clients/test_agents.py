@@ -37,4 +37,4 @@ def test_an_agent(surface: str, turns: Turns) -> None:
     assert result.final_output.endswith(".") and len(ran) == 1
     before, after = turns(2)
     usage = result.raw_responses[-1].usage
-    assert usage.input_tokens_details.cached_tokens == after.cached >= before.stored
+    assert usage.input_tokens_details.cached_tokens == after.cached >= before.prompt

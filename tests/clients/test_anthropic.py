@@ -27,4 +27,4 @@ def test_the_tool_runner(server: Server, turns: Turns) -> None:
     assert (first.stop_reason, second.stop_reason) == ("tool_use", "tool_use")
     assert len(ran) == 2
     before, after = turns(2, refused=1)  # the offer of a thread, which it goes on without
-    assert second.usage.cache_read_input_tokens == after.cached >= before.stored
+    assert second.usage.cache_read_input_tokens == after.cached >= before.prompt

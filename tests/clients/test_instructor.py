@@ -26,4 +26,4 @@ def test_a_retry(turns: Turns) -> None:
         )
     assert answer.city in ("Paris", "Oslo") and len(seen) == 2
     before, after = turns(2)
-    assert raw.usage.prompt_tokens_details.cached_tokens >= after.cached >= before.stored
+    assert raw.usage.prompt_tokens_details.cached_tokens >= after.cached >= before.prompt

@@ -45,7 +45,7 @@ def test_time_travel(turns: Turns) -> None:
     assert [message.type for message in said] == ["human", "ai", "tool", "ai"]
     assert len(ran) == 1
     before, after = turns(2)
-    assert after.cached >= before.stored
+    assert after.cached >= before.prompt
     assert said[1].usage_metadata["input_tokens"] == before.prompt
     assert said[3].usage_metadata["input_token_details"]["cache_read"] == after.cached
 
@@ -74,4 +74,4 @@ def test_a_structured_answer_and_the_next_turn(surface: str, turns: Turns) -> No
     second = chat.invoke([*messages, first["raw"], ("user", "And how cold is it?")])
     before, after = turns(2)
     assert second.usage_metadata["input_token_details"]["cache_read"] == after.cached
-    assert after.cached >= before.stored
+    assert after.cached >= before.prompt

@@ -39,4 +39,4 @@ def test_a_conversation(server: Server, turns: Turns, tmp_path: Path) -> None:
     assert json.loads(llm("Where does it rain?", "--schema", SCHEMA))["city"] in ("Paris", "Oslo")
     assert llm("And how cold is it?", "-c", "-o", "max_tokens", "8").strip()
     before, after = turns(2)
-    assert after.cached >= before.stored
+    assert after.cached >= before.prompt

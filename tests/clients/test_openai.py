@@ -33,7 +33,7 @@ def test_chat(client: Any, turns: Turns) -> None:
     with client.chat.completions.create(**asked, **more) as stream:
         *_, last = stream
     before, after = turns(2)
-    assert last.usage.prompt_tokens_details.cached_tokens == after.cached >= before.stored
+    assert last.usage.prompt_tokens_details.cached_tokens == after.cached >= before.prompt
 
 
 def test_responses(client: Any, turns: Turns) -> None:
@@ -52,4 +52,4 @@ def test_responses(client: Any, turns: Turns) -> None:
         second = stream.get_final_response()
     assert second.output_text.endswith(".")
     before, after = turns(2)
-    assert second.usage.input_tokens_details.cached_tokens == after.cached >= before.stored
+    assert second.usage.input_tokens_details.cached_tokens == after.cached >= before.prompt

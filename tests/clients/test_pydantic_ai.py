@@ -30,4 +30,4 @@ def test_a_structured_answer_and_the_next_turn(way: str, turns: Turns) -> None:
     first, second = asyncio.run(run())
     assert {first.output.city, second.output.city} <= {"Paris", "Oslo"}
     before, after = turns(2)
-    assert second.usage.cache_read_tokens == after.cached >= before.stored
+    assert second.usage.cache_read_tokens == after.cached >= before.prompt
