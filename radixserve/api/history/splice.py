@@ -142,6 +142,8 @@ class Splicer:
     ) -> int | None:
         """The template prints the answer in its own way: it has to mean the same, all of it.
 
+        So do the answer's own tokens: their client may have heard less (a call that a limit cut, a
+        special token without text), or more (the token that ended it).
         `messages`: up to the one behind the answer, which stands at `index`.
         """
         limit = len(text)
@@ -151,8 +153,10 @@ class Splicer:
         end = max((text.rfind(mark, turn.start, limit) for mark in self._ends), default=-1)
         if end < 0:
             return None
-        said = rendering.read(text[turn.start : end], text[: turn.start][-END_LENGTH:])
-        return end if said.same(turn.said) else None
+        body = decode_text(unpack(turn.answer), self._vocabulary)
+        prompt = text[max(turn.start - END_LENGTH, 0) : turn.start]
+        readings = (rendering.read(each, prompt) for each in (text[turn.start : end], body))
+        return end if all(said.same(turn.said) for said in readings) else None
 
 
 def chain(splice: Splice | None) -> list[Splice]:

@@ -1,0 +1,51 @@
+"""Answers whose tokens are not what their client heard, and prompts that are to stay as sent."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.api.fakes import Server
+from tests.api.remembering import GO, Message, in_letters
+from tests.api.sending import CHAT, answer
+from tests.tokenizer import folders
+
+pytestmark = pytest.mark.anyio
+
+HI: Message = {"role": "user", "content": "hi"}
+
+
+async def second_prompt(server: Server, tokens: list[int], **fields: object) -> str:
+    """The prompt of the turn behind an answer of these tokens, which comes back as it was sent."""
+    server.say(tokens)
+    async with server.client() as client:
+        whole = await answer(client, CHAT, messages=[HI], tools=[GO], **fields)
+        message = whole["choices"][0]["message"]
+        await answer(client, CHAT, messages=[HI, message, HI], tools=[GO], max_tokens=1)
+    return server.prompt
+
+
+@pytest.mark.parametrize(
+    "begun", ["<tool_call>", '<tool_call>\n{"na', '<tool_call>\n{"name": "go", "argu']
+)
+async def test_a_call_that_a_limit_cut_stays_unsaid(
+    begun: str, serve: Callable[..., Server]
+) -> None:
+    server = serve()
+    tokens = in_letters(server, f"one {begun}")
+    assert "one<|im_end|>" in await second_prompt(server, tokens, max_tokens=len(tokens))
+
+
+async def test_a_stop_token_that_is_part_of_the_answer_stays(
+    serve: Callable[..., Server],
+) -> None:
+    server = serve()
+    tokens = in_letters(server, "one two!")
+    options = {"stop_token_ids": tokens[-1:], "include_stop_str_in_output": True}
+    assert "one two!<|im_end|>" in await second_prompt(server, tokens, **options)
+
+
+async def test_a_mark_without_text_in_an_answer_stays_out(serve: Callable[..., Server]) -> None:
+    server = serve()
+    mark = server.front.vocabulary.special_tokens["<|im_start|>"]
+    tokens = [*in_letters(server, "one "), mark, *in_letters(server, "two"), folders.IM_END]
+    assert "one two<|im_end|>" in await second_prompt(server, tokens)
