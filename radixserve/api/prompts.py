@@ -58,6 +58,7 @@ def draft(front: Front, chat: Conversation, salt: str = "", *, recall: bool = Tr
         partial(_write, front, template, replace(chat, header=False, prefill=False)),
         format_of(front.format, bool(functions)),
         [Tool(function["name"], schema_of(function)) for function in functions],
+        chat.prefill,
     )
     first = first_key(salt, chat.tools, chat.variables, chat.add_special_tokens)
     made = front.splicer.draft(first, messages, rendering)

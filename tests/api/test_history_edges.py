@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.api.fakes import Server
-from tests.api.remembering import GO, Message, in_letters
+from tests.api.remembering import GO, KEEPS, Message, in_letters
 from tests.api.sending import CHAT, answer
 from tests.tokenizer import folders
 
@@ -49,3 +49,40 @@ async def test_a_mark_without_text_in_an_answer_stays_out(serve: Callable[..., S
     mark = server.front.vocabulary.special_tokens["<|im_start|>"]
     tokens = [*in_letters(server, "one "), mark, *in_letters(server, "two"), folders.IM_END]
     assert "one two<|im_end|>" in await second_prompt(server, tokens)
+
+
+@pytest.mark.parametrize("said", ["one two \n", "<think>hm</think>one two \n"])
+async def test_a_known_answer_goes_on_from_where_its_client_cut_it(
+    said: str, serve: Callable[..., Server]
+) -> None:
+    server = serve()
+    server.say([*in_letters(server, said), folders.IM_END])
+    begun = {"role": "assistant", "content": "one two"}
+    async with server.client() as client:
+        await answer(client, CHAT, messages=[HI])
+        options = {"continue_final_message": True, "add_generation_prompt": False}
+        await answer(client, CHAT, messages=[HI, begun], **options)
+    assert server.prompt.endswith("one two")
+
+
+NO_THOUGHTS = KEEPS.replace(
+    "{% for m in messages %}",
+    "{% for m in messages %}{% if m.reasoning_content %}{{ raise_exception('no') }}{% endif %}",
+)
+NO_PARTS = KEEPS.replace(
+    "{% for m in messages %}",
+    "{% if messages | length > 2 and not add_generation_prompt %}{{ raise_exception('no') }}"
+    "{% endif %}{% for m in messages %}",
+)
+
+
+@pytest.mark.parametrize("source", [NO_THOUGHTS, NO_PARTS])
+async def test_a_template_that_refuses_what_was_not_sent(
+    source: str, serve: Callable[..., Server]
+) -> None:
+    server = serve(source)
+    server.say([*in_letters(server, "<think>hm</think> one "), folders.IM_END])
+    async with server.client() as client:
+        await answer(client, CHAT, messages=[HI])
+        await answer(client, CHAT, messages=[HI, {"role": "assistant", "content": "one"}, HI])
+    assert "one<|im_end|>" in server.prompt

@@ -14,6 +14,7 @@ from radixserve.parsing.format import Format
 from radixserve.parsing.parser import Parser
 from radixserve.parsing.tools import Tool
 from radixserve.tokenizer.decode import decode_text
+from radixserve.tokenizer.invalid import InvalidRequest
 from radixserve.tokenizer.vocabulary import Vocabulary
 
 MARK = "\ue000radixserve-next\ue000"  # private-use characters: in no real conversation
@@ -27,13 +28,14 @@ class Rendering(Struct, frozen=True):
     """One request's way from messages to text and back.
 
     `write` renders the prompt; `peek` any messages, without what makes them a prompt. `format` is
-    how an answer to `tools` is written.
+    how an answer to `tools` is written. `goes_on`: the answer goes on from the last message.
     """
 
     write: Callable[[Messages], str]
     peek: Callable[[Messages], str]
     format: Format | None = None
     tools: Sequence[Tool] = ()
+    goes_on: bool = False
 
     def read(self, text: str, prompt: str) -> Said:
         """What the text says as an answer to a prompt that ends so."""
@@ -102,7 +104,12 @@ class Splicer:
         keys = message_keys(first, messages)
         turns = self._known(messages, keys)
         whole = [restored(m, turns[i].said) if i in turns else m for i, m in enumerate(messages)]
-        text = rendering.write(whole)
+        if rendering.goes_on:  # from there, whatever its client cut
+            whole[-1] = {**whole[-1], "content": messages[-1]["content"]}
+        try:
+            text = rendering.write(whole)
+        except InvalidRequest:  # templates may refuse what their client left out
+            turns, text = {}, rendering.write(messages)
         splices = self._splices(text, turns, whole, rendering)
         place = Place(keys[-1], len(text), digest(text), splices[-1] if splices else None)
         return Draft(text, splices, place)
@@ -149,7 +156,10 @@ class Splicer:
         limit = len(text)
         for behind in messages[index + 1 :]:
             marked = {key: behind[key] for key in MARKED if key in behind} | {"content": MARK}
-            limit = common_length(text, rendering.peek([*messages[: index + 1], marked]))
+            try:
+                limit = common_length(text, rendering.peek([*messages[: index + 1], marked]))
+            except InvalidRequest:
+                return None  # no template can be asked for everything
         end = max((text.rfind(mark, turn.start, limit) for mark in self._ends), default=-1)
         if end < 0:
             return None
