@@ -1,11 +1,12 @@
 """Answers that come back in a later prompt, however written: the tokens that were generated."""
 
+import asyncio
 import json
 from collections.abc import Callable
 
 import pytest
 
-from radixserve.messages import unpack
+from radixserve.messages import Drain, unpack
 from tests.api.fakes import Server, stats
 from tests.api.remembering import (
     ANSWERS,
@@ -163,6 +164,21 @@ async def test_nothing_is_computed_ahead_while_requests_wait(serve: Callable[...
     server.engine.deliver([stats(waiting=1)])
     await two_turns(server, ANSWERS["thoughts"], as_it_is)
     assert not server.scheduler.ahead
+
+
+async def test_what_is_computed_ahead_does_not_hold_up_the_end(
+    serve: Callable[..., Server],
+) -> None:
+    server = serve(STRIPS)
+    said(server, ANSWERS["thoughts"])
+    async with server.client() as client:
+        server.scheduler.aheads_pause = 60.0
+        await answer(client, CHAT, messages=[{"role": "user", "content": "hi"}])
+        while not server.scheduler.ahead:
+            await asyncio.sleep(0.01)
+        server.engine.deliver([Drain()])
+        await asyncio.wait_for(settled(server), 10)
+    assert server.engine.drained
 
 
 async def test_text_that_changed_before_an_answer_stands(serve: Callable[..., Server]) -> None:
