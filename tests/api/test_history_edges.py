@@ -1,10 +1,13 @@
 """Answers whose tokens are not what their client heard, and prompts that are to stay as sent."""
 
+import hashlib
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
-from tests.api.fakes import Server
+from radixserve.api.history import keys
+from tests.api.fakes import READY, Server
 from tests.api.remembering import GO, KEEPS, Message, in_letters
 from tests.api.sending import CHAT, answer
 from tests.tokenizer import folders
@@ -86,3 +89,36 @@ async def test_a_template_that_refuses_what_was_not_sent(
         await answer(client, CHAT, messages=[HI])
         await answer(client, CHAT, messages=[HI, {"role": "assistant", "content": "one"}, HI])
     assert "one<|im_end|>" in server.prompt
+
+
+async def test_a_long_conversation_is_looked_at_once(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no prompt begins as an earlier one did, each turn's place was hashed from the start."""
+    server = serve(KEEPS.replace("{% for m in", "{{ messages | length }}{% for m in", 1))
+    server.engine.deliver([replace(READY, context_length=9999, max_total_tokens=9999)])
+    server.say([*in_letters(server, "one"), folders.IM_END])
+    hashed: list[int] = []
+
+    class Counting:
+        def __init__(self, data: bytes = b"", *, digest_size: int) -> None:
+            self._hash = hashlib.blake2b(digest_size=digest_size)
+            self.update(data)
+
+        def update(self, data: bytes) -> None:
+            hashed.append(len(data))
+            self._hash.update(data)
+
+        def digest(self) -> bytes:
+            return self._hash.digest()
+
+    monkeypatch.setattr(keys, "blake2b", Counting)
+    messages: list[Message] = []
+    async with server.client() as client:
+        for turn in range(40):
+            messages.append({"role": "user", "content": f"q{turn}"})
+            hashed.clear()
+            await answer(client, CHAT, messages=messages, max_tokens=9)
+            messages.append({"role": "assistant", "content": "one"})
+    keyed = 200 * len(messages)
+    assert sum(hashed) < 3 * len(server.prompt) + keyed

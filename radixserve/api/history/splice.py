@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from radixserve.api.history.keys import digest, message_keys, next_key
+from radixserve.api.history.keys import digest, digests, message_keys, next_key
 from radixserve.api.history.store import Said, Splice, Turn, TurnStore
 from radixserve.messages import unpack
 from radixserve.parsing.calls import Call
@@ -128,9 +128,10 @@ class Splicer:
         self, text: str, turns: Mapping[int, Turn], messages: Messages, rendering: Rendering
     ) -> list[Splice]:
         """Up to the last turn whose prompt this text goes on from; all are known from there."""
+        found = digests(text, {turn.start for turn in turns.values()})
         for i in sorted(turns, reverse=True):
             turn = turns[i]
-            if digest(text[: turn.start]) != turn.digest:
+            if found[turn.start] != turn.digest:
                 continue
             end = self._end_as_it_is(text, turn)
             if end is None:
