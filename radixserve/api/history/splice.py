@@ -64,10 +64,9 @@ class Place(Struct, frozen=True):
     digest: bytes
     before: Splice | None
 
-    def turn(self, said: Said, answer: bytes) -> tuple[bytes, Turn]:
-        """The turn, and its own key."""
+    def turn(self, said: Said, answer: bytes) -> Turn:
         key = next_key(self.key, said.message())
-        return key, Turn(said, answer, self.start, self.digest, self.before)
+        return Turn(key, said, answer, self.start, self.digest, self.before)
 
 
 class Draft(Struct, frozen=True):
