@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from radixserve.api.history import keys
 from tests.api.fakes import READY, Server
-from tests.api.remembering import GO, KEEPS, Message, in_letters
+from tests.api.remembering import CALL, GO, KEEPS, Message, in_letters
 from tests.api.sending import CHAT, answer
 from tests.tokenizer import folders
 
@@ -66,6 +66,20 @@ async def test_a_known_answer_goes_on_from_where_its_client_cut_it(
         options = {"continue_final_message": True, "add_generation_prompt": False}
         await answer(client, CHAT, messages=[HI, begun], **options)
     assert server.prompt.endswith("one two")
+
+
+async def test_ids_of_calls_that_a_template_prints_stay(serve: Callable[..., Server]) -> None:
+    """A model tells by them which result is of which call."""
+    source = KEEPS.replace('{"name"', '{"id": "{{ c.id }}", "name"')
+    server = serve(source.replace("{{ m.role }}", "{{ m.role }}{{ m.tool_call_id or '' }}"))
+    server.say([*in_letters(server, CALL), folders.IM_END])
+    async with server.client() as client:
+        whole = await answer(client, CHAT, messages=[HI], tools=[GO])
+        message = whole["choices"][0]["message"]
+        name = message["tool_calls"][0]["id"]
+        result = {"role": "tool", "content": "ok", "tool_call_id": name}
+        await answer(client, CHAT, messages=[HI, message, result], tools=[GO], max_tokens=1)
+    assert server.prompt.count(name) == 2
 
 
 NO_THOUGHTS = KEEPS.replace(

@@ -163,9 +163,11 @@ class Splicer:
         end = max((text.rfind(mark, turn.start, limit) for mark in self._ends), default=-1)
         if end < 0:
             return None
-        body = decode_text(unpack(turn.answer), self._vocabulary)
+        printed, body = text[turn.start : end], decode_text(unpack(turn.answer), self._vocabulary)
+        if any(name in printed and name not in body for name in _ids(messages[index])):
+            return None  # results name their calls by these
         prompt = text[max(turn.start - END_LENGTH, 0) : turn.start]
-        readings = (rendering.read(each, prompt) for each in (text[turn.start : end], body))
+        readings = (rendering.read(each, prompt) for each in (printed, body))
         return end if all(said.same(turn.said) for said in readings) else None
 
 
@@ -182,6 +184,11 @@ def restored(message: Mapping[str, Any], said: Said) -> dict[str, Any]:
     """The message with what was said, where its client cut it."""
     whole = {**message, "content": said.content}
     return whole | {"reasoning_content": said.reasoning} if said.reasoning else whole
+
+
+def _ids(message: Mapping[str, Any]) -> list[str]:
+    """Of its calls, as its client has them."""
+    return [str(call["id"]) for call in message.get("tool_calls") or () if call.get("id")]
 
 
 def _same_thoughts(message: Mapping[str, Any], said: Said) -> bool:
