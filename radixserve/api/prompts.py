@@ -116,12 +116,14 @@ def chat_prompt(
 
 def chat_tokens(front: Front, chat: Conversation) -> list[int]:
     """The same of a conversation that may be longer than the context."""
-    return encode_any(
-        draft(front, chat).parts(),
-        front.vocabulary,
-        "messages",
-        add_special_tokens=chat.add_special_tokens,
-    )
+
+    def made(recall: bool) -> list[int]:
+        parts = draft(front, chat, recall=recall).parts()
+        special = chat.add_special_tokens
+        return encode_any(parts, front.vocabulary, "messages", add_special_tokens=special)
+
+    tokens = made(True)
+    return tokens if len(tokens) < front.ready().max_total_tokens else made(False)
 
 
 def check_prefill(header: bool | None, prefill: bool | None) -> None:

@@ -21,7 +21,7 @@ from tests.api.remembering import (
     settled,
     two_turns,
 )
-from tests.api.sending import CHAT, answer
+from tests.api.sending import CHAT, COUNT, answer
 from tests.tokenizer import folders
 
 pytestmark = pytest.mark.anyio
@@ -248,4 +248,6 @@ async def test_reasoning_gives_way_where_there_is_no_room(serve: Callable[..., S
     async with server.client() as client:
         await answer(client, CHAT, messages=[hi])
         await answer(client, CHAT, messages=history, max_tokens=1)
+        counted = await answer(client, COUNT, messages=history)
     assert "hm" not in server.prompt and len(prompt(server)) < 256
+    assert counted["input_tokens"] == len(prompt(server))
