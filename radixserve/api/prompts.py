@@ -58,6 +58,7 @@ def draft(front: Front, chat: Conversation, salt: str = "", *, recall: bool = Tr
         partial(_write, front, template, replace(chat, header=False, prefill=False)),
         format_of(front.format, bool(functions)),
         [Tool(function["name"], schema_of(function)) for function in functions],
+        chat.prefill,
     )
     first = first_key(salt, chat.tools, chat.variables, chat.add_special_tokens)
     made = front.splicer.draft(first, messages, rendering)
@@ -115,12 +116,14 @@ def chat_prompt(
 
 def chat_tokens(front: Front, chat: Conversation) -> list[int]:
     """The same of a conversation that may be longer than the context."""
-    return encode_any(
-        draft(front, chat).parts(),
-        front.vocabulary,
-        "messages",
-        add_special_tokens=chat.add_special_tokens,
-    )
+
+    def made(recall: bool) -> list[int]:
+        parts = draft(front, chat, recall=recall).parts()
+        special = chat.add_special_tokens
+        return encode_any(parts, front.vocabulary, "messages", add_special_tokens=special)
+
+    tokens = made(True)
+    return tokens if len(tokens) < front.ready().max_total_tokens else made(False)
 
 
 def check_prefill(header: bool | None, prefill: bool | None) -> None:

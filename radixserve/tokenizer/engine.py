@@ -111,10 +111,12 @@ class Stream:
         *,
         names: Collection[str],
         observer: Observer,
+        needed: bool,
     ) -> None:
         self._engine = engine
         self.names = frozenset(names)
         self.observer = observer
+        self.needed = needed
         self._queue: asyncio.Queue[tuple[int, Tokens] | Exception] = asyncio.Queue()
         self._unread = set(range(len(submits)))  # indices whose end has not been read yet
         self.requests = [_Request(self, i, submit, now) for i, submit in enumerate(submits)]
@@ -194,17 +196,19 @@ class Engine:
         submits: Sequence[Submit],
         names: Collection[str] = (),
         observer: Observer | None = None,
+        needed: bool = True,
     ) -> Stream:
         """Send the requests; their answers come in the stream. EngineStopped if it is too late.
 
         `names`: what else `abort` may call the group by. `observer`: of these, not the engine's.
+        Those that are not `needed` end when no new requests are taken any more.
         """
         if self.stopped:
             raise EngineStopped(self.stopped)
         if self.draining:
             raise EngineStopped(self.draining, AWAY_SECONDS)
         observer = observer or self._observer
-        stream = Stream(self, submits, self._clock(), names=names, observer=observer)
+        stream = Stream(self, submits, self._clock(), names=names, observer=observer, needed=needed)
         self._requests |= {request.request_id: request for request in stream.requests}
         self._streams.add(stream)
         self._send(submits)
@@ -226,11 +230,14 @@ class Engine:
 
         Their consumers get what has come so far, and "abort" as the finish.
         """
-        chosen = [
+        return self._abort(
             request
             for request in self._requests.values()
             if name in (None, request.request_id) or name in request.stream.names
-        ]
+        )
+
+    def _abort(self, requests: Iterable[_Request]) -> int:
+        chosen = [*requests]
         self.drop(chosen, "abort")
         for request in chosen:
             last = Tokens(request.request_id, b"", request.cached, "abort")
@@ -275,6 +282,7 @@ class Engine:
                     self._heartbeat = self._clock()
                 case Drain():
                     self.draining = "the server is shutting down: it takes no new requests"
+                    self._abort(r for r in self._requests.values() if not r.stream.needed)
                 case Stop():
                     self.stop(message.reason)
 

@@ -70,6 +70,7 @@ class FakeScheduler:
         self.reject = ""  # a rejection code for the next requests
         self.retry_after = 0.0  # that goes with it
         self.pause = 0.0
+        self.aheads_pause = 0.0  # before the answers that no client asked for
         self.score_pause = 0.0  # before each part of a prompt's scores
         self.per_message = 1
         self.cached: Callable[[Submit], int] = lambda _: 0
@@ -103,6 +104,8 @@ class FakeScheduler:
             self.engine.deliver(
                 [Tokens(submit.request_id, b"", self.cached(submit), "", (), scores)]
             )
+        if submit in self.ahead:
+            await asyncio.sleep(self.aheads_pause)
         script = list(self.script(submit))
         count = 0
         while True:

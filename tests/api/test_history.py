@@ -1,11 +1,12 @@
 """Answers that come back in a later prompt, however written: the tokens that were generated."""
 
+import asyncio
 import json
 from collections.abc import Callable
 
 import pytest
 
-from radixserve.messages import unpack
+from radixserve.messages import Drain, unpack
 from tests.api.fakes import Server, stats
 from tests.api.remembering import (
     ANSWERS,
@@ -20,7 +21,7 @@ from tests.api.remembering import (
     settled,
     two_turns,
 )
-from tests.api.sending import CHAT, answer
+from tests.api.sending import CHAT, COUNT, answer
 from tests.tokenizer import folders
 
 pytestmark = pytest.mark.anyio
@@ -165,6 +166,21 @@ async def test_nothing_is_computed_ahead_while_requests_wait(serve: Callable[...
     assert not server.scheduler.ahead
 
 
+async def test_what_is_computed_ahead_does_not_hold_up_the_end(
+    serve: Callable[..., Server],
+) -> None:
+    server = serve(STRIPS)
+    said(server, ANSWERS["thoughts"])
+    async with server.client() as client:
+        server.scheduler.aheads_pause = 60.0
+        await answer(client, CHAT, messages=[{"role": "user", "content": "hi"}])
+        while not server.scheduler.ahead:
+            await asyncio.sleep(0.01)
+        server.engine.deliver([Drain()])
+        await asyncio.wait_for(settled(server), 10)
+    assert server.engine.drained
+
+
 async def test_text_that_changed_before_an_answer_stands(serve: Callable[..., Server]) -> None:
     """A template that prints the first answer anew, in as many characters, two turns later."""
     late = "{% if messages | length > 3 and loop.index == 2 %}{{ m.content | upper }}{% else %}"
@@ -232,4 +248,6 @@ async def test_reasoning_gives_way_where_there_is_no_room(serve: Callable[..., S
     async with server.client() as client:
         await answer(client, CHAT, messages=[hi])
         await answer(client, CHAT, messages=history, max_tokens=1)
+        counted = await answer(client, COUNT, messages=history)
     assert "hm" not in server.prompt and len(prompt(server)) < 256
+    assert counted["input_tokens"] == len(prompt(server))

@@ -292,5 +292,17 @@ def test_a_drain_refuses_the_new_and_waits_for_readers() -> None:
     assert s.engine.drained and not s.aborts
 
 
+def test_a_drain_ends_what_nobody_needs() -> None:
+    s = Setting()
+    ahead = [Submit("ahead", 0, pack([1, 2, 3]), Sampling(1), 9)]
+    with s.engine.submit(ahead, needed=False) as stream, s.submit("a") as other:
+        s.engine.deliver([Drain()])
+        assert s.aborts == ["ahead"]
+        assert read(stream) == [(0, "abort")]
+        s.tokens("a", 7, finish="stop")
+        assert read(other) == [(0, "stop")]
+    assert s.engine.drained and s.aborts == ["ahead"]
+
+
 def test_nothing_has_drained_before_it_is_asked_to() -> None:
     assert not Setting().engine.drained

@@ -44,7 +44,7 @@ async def compute_ahead(front: Front, chat: Conversation, salt: str, said: Said)
         priority=LAST,
     )
     try:
-        with engine.submit([submit], observer=front.metrics.ahead) as stream:
+        with engine.submit([submit], observer=front.metrics.ahead, needed=False) as stream:
             async for _ in stream:
                 pass
     except (RequestRejected, EngineStopped):

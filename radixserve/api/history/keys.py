@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -13,6 +13,15 @@ SIZE = 16  # bytes of a digest
 
 def digest(text: str) -> bytes:
     return blake2b(text.encode(errors="surrogatepass"), digest_size=SIZE).digest()
+
+
+def digests(text: str, ends: Iterable[int]) -> dict[int, bytes]:
+    """Of the text up to each of `ends`, which is looked at once."""
+    found, hashed, at = {}, blake2b(digest_size=SIZE), 0
+    for end in sorted(ends):
+        hashed.update(text[at:end].encode(errors="surrogatepass"))
+        found[end], at = hashed.digest(), end
+    return found
 
 
 def first_key(*terms: object) -> bytes:

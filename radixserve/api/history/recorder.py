@@ -29,7 +29,7 @@ class Recorder:
         if piece.finish and self._whole(piece):
             said = self._said()
             answer = self._tokens[:-1] if piece.finish == "stop" else self._tokens
-            self._store.add(*self._place.turn(said, pack(answer)))
+            self._store.add(self._place.turn(said, pack(answer)))
             if self._ended:
                 self._ended(said)
 

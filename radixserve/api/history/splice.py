@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from radixserve.api.history.keys import digest, message_keys, next_key
+from radixserve.api.history.keys import digest, digests, message_keys, next_key
 from radixserve.api.history.store import Said, Splice, Turn, TurnStore
 from radixserve.messages import unpack
 from radixserve.parsing.calls import Call
@@ -14,6 +14,7 @@ from radixserve.parsing.format import Format
 from radixserve.parsing.parser import Parser
 from radixserve.parsing.tools import Tool
 from radixserve.tokenizer.decode import decode_text
+from radixserve.tokenizer.invalid import InvalidRequest
 from radixserve.tokenizer.vocabulary import Vocabulary
 
 MARK = "\ue000radixserve-next\ue000"  # private-use characters: in no real conversation
@@ -27,13 +28,14 @@ class Rendering(Struct, frozen=True):
     """One request's way from messages to text and back.
 
     `write` renders the prompt; `peek` any messages, without what makes them a prompt. `format` is
-    how an answer to `tools` is written.
+    how an answer to `tools` is written. `goes_on`: the answer goes on from the last message.
     """
 
     write: Callable[[Messages], str]
     peek: Callable[[Messages], str]
     format: Format | None = None
     tools: Sequence[Tool] = ()
+    goes_on: bool = False
 
     def read(self, text: str, prompt: str) -> Said:
         """What the text says as an answer to a prompt that ends so."""
@@ -62,10 +64,9 @@ class Place(Struct, frozen=True):
     digest: bytes
     before: Splice | None
 
-    def turn(self, said: Said, answer: bytes) -> tuple[bytes, Turn]:
-        """The turn, and its own key."""
+    def turn(self, said: Said, answer: bytes) -> Turn:
         key = next_key(self.key, said.message())
-        return key, Turn(said, answer, self.start, self.digest, self.before)
+        return Turn(key, said, answer, self.start, self.digest, self.before)
 
 
 class Draft(Struct, frozen=True):
@@ -102,7 +103,12 @@ class Splicer:
         keys = message_keys(first, messages)
         turns = self._known(messages, keys)
         whole = [restored(m, turns[i].said) if i in turns else m for i, m in enumerate(messages)]
-        text = rendering.write(whole)
+        if rendering.goes_on:  # from there, whatever its client cut
+            whole[-1] = {**whole[-1], "content": messages[-1]["content"]}
+        try:
+            text = rendering.write(whole)
+        except InvalidRequest:  # templates may refuse what their client left out
+            turns, text = {}, rendering.write(messages)
         splices = self._splices(text, turns, whole, rendering)
         place = Place(keys[-1], len(text), digest(text), splices[-1] if splices else None)
         return Draft(text, splices, place)
@@ -121,9 +127,10 @@ class Splicer:
         self, text: str, turns: Mapping[int, Turn], messages: Messages, rendering: Rendering
     ) -> list[Splice]:
         """Up to the last turn whose prompt this text goes on from; all are known from there."""
+        found = digests(text, {turn.start for turn in turns.values()})
         for i in sorted(turns, reverse=True):
             turn = turns[i]
-            if digest(text[: turn.start]) != turn.digest:
+            if found[turn.start] != turn.digest:
                 continue
             end = self._end_as_it_is(text, turn)
             if end is None:
@@ -142,17 +149,26 @@ class Splicer:
     ) -> int | None:
         """The template prints the answer in its own way: it has to mean the same, all of it.
 
+        So do the answer's own tokens: their client may have heard less (a call that a limit cut, a
+        special token without text), or more (the token that ended it).
         `messages`: up to the one behind the answer, which stands at `index`.
         """
         limit = len(text)
         for behind in messages[index + 1 :]:
             marked = {key: behind[key] for key in MARKED if key in behind} | {"content": MARK}
-            limit = common_length(text, rendering.peek([*messages[: index + 1], marked]))
+            try:
+                limit = common_length(text, rendering.peek([*messages[: index + 1], marked]))
+            except InvalidRequest:
+                return None  # no template can be asked for everything
         end = max((text.rfind(mark, turn.start, limit) for mark in self._ends), default=-1)
         if end < 0:
             return None
-        said = rendering.read(text[turn.start : end], text[: turn.start][-END_LENGTH:])
-        return end if said.same(turn.said) else None
+        printed, body = text[turn.start : end], decode_text(unpack(turn.answer), self._vocabulary)
+        if any(name in printed and name not in body for name in _ids(messages[index])):
+            return None  # results name their calls by these
+        prompt = text[max(turn.start - END_LENGTH, 0) : turn.start]
+        readings = (rendering.read(each, prompt) for each in (printed, body))
+        return end if all(said.same(turn.said) for said in readings) else None
 
 
 def chain(splice: Splice | None) -> list[Splice]:
@@ -168,6 +184,11 @@ def restored(message: Mapping[str, Any], said: Said) -> dict[str, Any]:
     """The message with what was said, where its client cut it."""
     whole = {**message, "content": said.content}
     return whole | {"reasoning_content": said.reasoning} if said.reasoning else whole
+
+
+def _ids(message: Mapping[str, Any]) -> list[str]:
+    """Of its calls, as its client has them."""
+    return [str(call["id"]) for call in message.get("tool_calls") or () if call.get("id")]
 
 
 def _same_thoughts(message: Mapping[str, Any], said: Said) -> bool:

@@ -1,7 +1,7 @@
 """The remembered answers of one server, bounded, least recently used first to go. Thread-safe."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from threading import Lock
 from typing import Any
 
@@ -56,10 +56,12 @@ class Splice(Struct, frozen=True, eq=False):
 class Turn(Struct, frozen=True, eq=False):
     """One answer and its place: at the end of a prompt.
 
-    `answer`: int32 token ids, without the one that ended it. `start`: characters of the prompt's
-    text, `digest`: of that text. `before`: the last splice in it.
+    `key`: of the conversation up to and with it. `answer`: int32 token ids, without the one that
+    ended it. `start`: characters of the prompt's text, `digest`: of that text. `before`: the last
+    splice in it.
     """
 
+    key: bytes
     said: Said
     answer: bytes
     start: int
@@ -70,30 +72,60 @@ class Turn(Struct, frozen=True, eq=False):
     def cost(self) -> int:
         return len(self.answer) // INT32_BYTES + TURN_COST
 
+    def path(self) -> Iterator["Turn"]:
+        """It and all before it in its prompt, the first one last."""
+        turn: Turn | None = self
+        while turn is not None:
+            yield turn
+            turn = turn.before.turn if turn.before else None
+
 
 class TurnStore:
-    """Turns by the key of the conversation up to and with them (`keys.py`)."""
+    """Turns by their keys (`keys.py`).
+
+    A turn that cannot be found any more is kept, and counted, while one is that builds on it.
+    """
 
     def __init__(self, most: int) -> None:
         """`most`: tokens, a turn's `cost` each."""
         self._most = most
         self._size = 0
         self._turns: OrderedDict[bytes, Turn] = OrderedDict()
+        self._holds: dict[Turn, int] = {}  # of each that is kept: 1 if it is found, 1 for each next
         self._lock = Lock()
 
     @property
     def size(self) -> int:
-        """The cost of all turns."""
+        """The cost of all turns that are kept."""
         return self._size
 
-    def add(self, key: bytes, turn: Turn) -> None:
+    def add(self, turn: Turn) -> None:
         with self._lock:
-            if old := self._turns.pop(key, None):
-                self._size -= old.cost
-            self._turns[key] = turn
-            self._size += turn.cost
+            self._hold(turn)
+            if old := self._turns.pop(turn.key, None):
+                self._drop(old)
+            self._turns[turn.key] = turn
+            for each in turn.path():  # none goes before what builds on it
+                if self._turns.get(each.key) is each:
+                    self._turns.move_to_end(each.key)
             while self._size > self._most:
-                self._size -= self._turns.popitem(last=False)[1].cost
+                self._drop(self._turns.popitem(last=False)[1])
+
+    def _hold(self, turn: Turn) -> None:
+        for each in turn.path():
+            self._holds[each] = self._holds.get(each, 0) + 1
+            if self._holds[each] > 1:
+                return
+            self._size += each.cost
+
+    def _drop(self, turn: Turn) -> None:
+        """One hold less; what nobody needs then goes, and the hold it had on the one before."""
+        for each in turn.path():
+            self._holds[each] -= 1
+            if self._holds[each]:
+                return
+            del self._holds[each]
+            self._size -= each.cost
 
     def find(self, keys: Sequence[bytes]) -> Mapping[bytes, Turn]:
         """Those of the keys that are known; counts as a use of each, the first one's the latest.
