@@ -4,8 +4,8 @@
 
 Starts a server twice, without and with what keeps prefixes whole (`--history-tokens`, dropped
 nonces), and plays each breaker as its clients were seen to do: two turns, and of the second one the
-cached tokens. `whole` is what it can hit at most: the first prompt and all of its answer that was
-computed. Answers are forced by grammars, so that the model at hand does not matter.
+cached tokens. At most the first prompt and its answer can be. Answers are forced by grammars, so
+that the model at hand does not matter.
 """
 
 import argparse
@@ -53,7 +53,7 @@ class Turns:
 
     @property
     def whole(self) -> int:
-        """The token that was sampled last has no K/V yet."""
+        """All but the token that was sampled last, whose K/V may not be computed."""
         return self.prompt + self.answer - 1
 
 
@@ -288,13 +288,12 @@ def server(*flags: str) -> Iterator[str]:
 
 
 def table(before: Mapping[str, Turns], after: Mapping[str, Turns]) -> str:
-    head = "| between two turns | first prompt + answer | whole | hit before | hit now |"
+    head = "| between two turns | first prompt + answer | hit before | hit now |"
     rows = [
-        f"| {name} | {now.prompt} + {now.answer} | {now.whole} | {before[name].cached}"
-        f" | {now.cached} |"
+        f"| {name} | {now.prompt} + {now.answer} | {before[name].cached} | {now.cached} |"
         for name, now in after.items()
     ]
-    return "\n".join([head, "|---|---|---|---|---|", *rows])
+    return "\n".join([head, "|---|---|---|---|", *rows])
 
 
 def main() -> None:
