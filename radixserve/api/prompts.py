@@ -98,7 +98,7 @@ def chat_prompt(
     Where it would be too long with the reasoning that its client left out, it is made without.
     """
 
-    def made(recall: bool) -> tuple[Draft, list[int]]:
+    def made(recall: bool, keep: int | None = None) -> tuple[Draft, list[int]]:
         text = draft(front, chat, salt, recall=recall)
         special = chat.add_special_tokens
         return text, encode_prompt(
@@ -106,11 +106,14 @@ def chat_prompt(
         )
 
     try:
-        text, tokens = made(keep is None)
+        text, tokens = made(True)
+        fits = keep is None or len(tokens) <= keep
     except InvalidRequest as error:
         if error.code != "context_length_exceeded":
             raise
-        text, tokens = made(False)
+        fits = False
+    if not fits:
+        text, tokens = made(False, keep)
     return ChatPrompt(tokens, text.text[-END_LENGTH:], text.place)
 
 
