@@ -117,11 +117,11 @@ def chat_prompt(
     return ChatPrompt(tokens, text.text[-END_LENGTH:], text.place)
 
 
-def chat_tokens(front: Front, chat: Conversation) -> list[int]:
+def chat_tokens(front: Front, chat: Conversation, salt: str = "") -> list[int]:
     """The same of a conversation that may be longer than the context."""
 
     def made(recall: bool) -> list[int]:
-        parts = draft(front, chat, recall=recall).parts()
+        parts = draft(front, chat, salt, recall=recall).parts()
         special = chat.add_special_tokens
         return encode_any(parts, front.vocabulary, "messages", add_special_tokens=special)
 

@@ -206,6 +206,10 @@ async def test_salts_do_not_share_thoughts(serve: Callable[..., Server]) -> None
         await answer(client, CHAT, messages=history, cache_salt="b")
         other = server.prompt
         await answer(client, CHAT, messages=history, cache_salt="a")
+        for route, told in ((COUNT, "input_tokens"), ("/tokenize", "count")):
+            fields = {"messages": history, "cache_salt": "a"}
+            response = await client.post(route, json=fields)
+            assert response.json()[told] == len(prompt(server))
     assert "hm, so" not in other and "hm, so" in server.prompt
 
 
