@@ -1,6 +1,7 @@
 """Answers that come back in a later prompt, however written: the tokens that were generated."""
 
 import asyncio
+import gc
 import json
 from collections.abc import Callable
 
@@ -179,6 +180,27 @@ async def test_what_is_computed_ahead_does_not_hold_up_the_end(
         server.engine.deliver([Drain()])
         await asyncio.wait_for(settled(server), 10)
     assert server.engine.drained
+
+
+async def test_an_end_while_the_next_beginning_is_made_is_no_fault(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(STRIPS)
+    said(server, ANSWERS["thoughts"])
+    in_thread, faults = server.front.in_thread, list[object]()
+
+    async def ending(work: Callable[[], object]) -> object:
+        if server.scheduler.finished:
+            server.engine.stop("gone")
+        return await in_thread(work)
+
+    monkeypatch.setattr(server.front, "in_thread", ending)
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: faults.append(told))
+    async with server.client() as client:
+        await answer(client, CHAT, messages=[{"role": "user", "content": "hi"}])
+        await settled(server)
+    gc.collect()  # a task's fault is told when it goes
+    assert server.engine.stopped and not faults and not server.scheduler.ahead
 
 
 async def test_text_that_changed_before_an_answer_stands(serve: Callable[..., Server]) -> None:
