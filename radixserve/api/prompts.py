@@ -98,7 +98,7 @@ def chat_prompt(
     Where it would be too long with the reasoning that its client left out, it is made without.
     """
 
-    def made(recall: bool) -> tuple[Draft, list[int]]:
+    def made(recall: bool, keep: int | None = None) -> tuple[Draft, list[int]]:
         text = draft(front, chat, salt, recall=recall)
         special = chat.add_special_tokens
         return text, encode_prompt(
@@ -106,19 +106,22 @@ def chat_prompt(
         )
 
     try:
-        text, tokens = made(keep is None)
+        text, tokens = made(True)
+        fits = keep is None or len(tokens) <= keep
     except InvalidRequest as error:
         if error.code != "context_length_exceeded":
             raise
-        text, tokens = made(False)
+        fits = False
+    if not fits:
+        text, tokens = made(False, keep)
     return ChatPrompt(tokens, text.text[-END_LENGTH:], text.place)
 
 
-def chat_tokens(front: Front, chat: Conversation) -> list[int]:
+def chat_tokens(front: Front, chat: Conversation, salt: str = "") -> list[int]:
     """The same of a conversation that may be longer than the context."""
 
     def made(recall: bool) -> list[int]:
-        parts = draft(front, chat, recall=recall).parts()
+        parts = draft(front, chat, salt, recall=recall).parts()
         special = chat.add_special_tokens
         return encode_any(parts, front.vocabulary, "messages", add_special_tokens=special)
 

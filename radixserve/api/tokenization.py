@@ -30,6 +30,7 @@ class TokenizeFields(Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: str | None = None
 
     @property
     def special(self) -> bool:
@@ -63,7 +64,7 @@ def routes(front: Front) -> APIRouter:
             return encode_any(
                 fields.prompt, vocabulary, "prompt", add_special_tokens=fields.special
             )
-        return chat_tokens(front, fields.conversation)
+        return chat_tokens(front, fields.conversation, fields.cache_salt or "")
 
     @router.post("/tokenize", **takes(TokenizeFields))
     async def tokenize(request: Request) -> Response:

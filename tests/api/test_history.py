@@ -1,6 +1,7 @@
 """Answers that come back in a later prompt, however written: the tokens that were generated."""
 
 import asyncio
+import gc
 import json
 from collections.abc import Callable
 
@@ -181,6 +182,27 @@ async def test_what_is_computed_ahead_does_not_hold_up_the_end(
     assert server.engine.drained
 
 
+async def test_an_end_while_the_next_beginning_is_made_is_no_fault(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(STRIPS)
+    said(server, ANSWERS["thoughts"])
+    in_thread, faults = server.front.in_thread, list[object]()
+
+    async def ending(work: Callable[[], object]) -> object:
+        if server.scheduler.finished:
+            server.engine.stop("gone")
+        return await in_thread(work)
+
+    monkeypatch.setattr(server.front, "in_thread", ending)
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: faults.append(told))
+    async with server.client() as client:
+        await answer(client, CHAT, messages=[{"role": "user", "content": "hi"}])
+        await settled(server)
+    gc.collect()  # a task's fault is told when it goes
+    assert server.engine.stopped and not faults and not server.scheduler.ahead
+
+
 async def test_text_that_changed_before_an_answer_stands(serve: Callable[..., Server]) -> None:
     """A template that prints the first answer anew, in as many characters, two turns later."""
     late = "{% if messages | length > 3 and loop.index == 2 %}{{ m.content | upper }}{% else %}"
@@ -206,6 +228,10 @@ async def test_salts_do_not_share_thoughts(serve: Callable[..., Server]) -> None
         await answer(client, CHAT, messages=history, cache_salt="b")
         other = server.prompt
         await answer(client, CHAT, messages=history, cache_salt="a")
+        for route, told in ((COUNT, "input_tokens"), ("/tokenize", "count")):
+            fields = {"messages": history, "cache_salt": "a"}
+            response = await client.post(route, json=fields)
+            assert response.json()[told] == len(prompt(server))
     assert "hm, so" not in other and "hm, so" in server.prompt
 
 

@@ -82,6 +82,21 @@ async def test_ids_of_calls_that_a_template_prints_stay(serve: Callable[..., Ser
     assert server.prompt.count(name) == 2
 
 
+@pytest.mark.parametrize(("most", "whole"), [(-1, True), (100, True), (30, False)])
+async def test_a_prompt_that_may_be_cut_and_is_not_remembers(
+    most: int, whole: bool, serve: Callable[..., Server]
+) -> None:
+    server = serve()
+    server.say([*in_letters(server, "<think>hm</think>one"), folders.IM_END])
+    messages = [HI, {"role": "assistant", "content": "one"}, HI]
+    async with server.client() as client:
+        await answer(client, CHAT, messages=[HI])
+        size = server.front.splicer.store.size  # type: ignore[union-attr]
+        await answer(client, CHAT, messages=messages, truncate_prompt_tokens=most)
+    assert ("hm" in server.prompt) is whole
+    assert (server.front.splicer.store.size > size) is whole  # type: ignore[union-attr]
+
+
 NO_THOUGHTS = KEEPS.replace(
     "{% for m in messages %}",
     "{% for m in messages %}{% if m.reasoning_content %}{{ raise_exception('no') }}{% endif %}",

@@ -56,6 +56,7 @@ class PromptFields(Struct, frozen=True, kw_only=True):
     context_management: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: str | None = None
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -93,7 +94,6 @@ class MessagesFields(PromptFields, frozen=True, kw_only=True):
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     seed: int | None = None
-    cache_salt: str | None = None
     priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
     structured_outputs: StructuredOutputs | None = None
 

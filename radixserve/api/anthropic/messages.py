@@ -68,7 +68,9 @@ def routes(front: Front) -> APIRouter:
         fields.check()
         front.ready()
         count = await front.in_thread(
-            lambda: len(chat_tokens(front, asker.asked(fields).conversation))
+            lambda: len(
+                chat_tokens(front, asker.asked(fields).conversation, fields.cache_salt or "")
+            )
         )
         record_of(request).prompt_tokens = count
         return json_response({"input_tokens": count})

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from radixserve.api.front import Front, new_id
 from radixserve.api.history.store import Said
 from radixserve.api.prompts import Conversation, draft
-from radixserve.messages import Namespace, Sampling, Submit, pack
+from radixserve.messages import Namespace, Ready, Sampling, Submit, pack
 from radixserve.tokenizer.engine import EngineStopped, RequestRejected
 from radixserve.tokenizer.invalid import InvalidRequest
 from radixserve.tokenizer.prompt import check_prompt
@@ -29,9 +29,10 @@ def may_differ(front: Front) -> bool:
 async def compute_ahead(front: Front, chat: Conversation, salt: str, said: Said) -> None:
     """Does nothing while requests wait, or if the next prompt goes on from the answer as it is."""
     engine = front.engine
-    if engine.stopped or engine.stats is None or engine.stats.waiting:
+    ready, stats = engine.ready, engine.stats
+    if engine.stopped or engine.draining or ready is None or stats is None or stats.waiting:
         return
-    tokens = await front.in_thread(lambda: next_beginning(front, chat, salt, said))
+    tokens = await front.in_thread(lambda: next_beginning(front, chat, salt, said, ready))
     if not tokens:
         return
     submit = Submit(
@@ -51,7 +52,9 @@ async def compute_ahead(front: Front, chat: Conversation, salt: str, said: Said)
         return  # it was only to save time
 
 
-def next_beginning(front: Front, chat: Conversation, salt: str, said: Said) -> list[int]:
+def next_beginning(
+    front: Front, chat: Conversation, salt: str, said: Said, ready: Ready
+) -> list[int]:
     """Tokens up to where the next message's own text begins; [] if there is nothing to compute."""
     behind = {"role": "tool" if said.calls else "user", "content": MARK}
     messages = [*chat.messages, said.message(), behind]
@@ -62,6 +65,6 @@ def next_beginning(front: Front, chat: Conversation, salt: str, said: Said) -> l
         stop = made.text.find(MARK)
         parts = made.parts(stop) if stop > 0 else []
         tokens = front.vocabulary.encode(parts, chat.add_special_tokens)
-        return check_prompt(tokens, front.ready(), "messages")
+        return check_prompt(tokens, ready, "messages")
     except InvalidRequest:
         return []  # no template can be asked for everything
