@@ -1,12 +1,13 @@
 """What the answer to a conversation must fit, of all that its request says about it."""
 
+from radixserve.api.errors import ApiError
 from radixserve.api.fields import GenerationFields
 from radixserve.api.front import Front
 from radixserve.api.grammar import JSON_FORMATS, either, judged
 from radixserve.api.reading import Choice, Reading
-from radixserve.parsing.forced import forced_calls
-from radixserve.parsing.parser import begins_in_thoughts
-from radixserve.parsing.strict import can_be_strict, strict_calls
+from radixserve.parsing.grammars.forced import forced_calls
+from radixserve.parsing.grammars.schema import Unenforceable
+from radixserve.parsing.grammars.strict import strict_calls
 from radixserve.parsing.tools import Tool
 
 
@@ -48,15 +49,18 @@ def _strict(front: Front, reading: Reading, prompt: str) -> str:
     choice, format = reading.choice, reading.format
     if not any(tool.strict for tool in choice.tools):
         return ""
-    if format is None or not can_be_strict(format, front.grammar_tokens):
-        name = format.name if format else "none"
-        front.note(f"strict tools are not enforced under tool_choice auto in the format {name}")
+    if format is None or (format.calls is None and not format.harmony):
+        front.note("strict tools are not enforced: no format of calls is known for this model")
         return ""
-    grammar = strict_calls(
-        format,
-        choice.tools,
-        several=choice.several,
-        special_tokens=front.grammar_tokens,
-        in_thoughts=begins_in_thoughts(format, prompt),
-    )
+    try:
+        grammar = strict_calls(
+            format,
+            choice.tools,
+            several=choice.several,
+            special_tokens=front.grammar_tokens,
+            prompt=prompt,
+        )
+    except Unenforceable as error:
+        wrong = f"tools: a strict schema has {error}, which this model's format cannot enforce"
+        raise ApiError(400, wrong, param="tools", code="invalid_grammar") from None
     return judged(grammar, "tools", front.judge.fault)

@@ -12,8 +12,8 @@ from radixserve.api.errors import ApiError
 from radixserve.api.front import Front, new_id
 from radixserve.api.grammar import judged
 from radixserve.parsing.events import CallArguments, CallBegin, Content, Event, Reasoning
-from radixserve.parsing.forced import forced_calls
 from radixserve.parsing.format import Format, format_of
+from radixserve.parsing.grammars.forced import forced_calls
 from radixserve.parsing.parser import Parser
 from radixserve.parsing.tools import Tool
 from radixserve.tokenizer.answer import Piece

@@ -39,7 +39,8 @@ THINK = Thoughts(("<think>",), ("</think>",))
 class JsonCalls(Struct, frozen=True):
     """Objects with the name and the arguments, or arrays of them (`json_calls.py`).
 
-    `keyed`: the object's one key is the name.
+    Models of the format use the first of `names` and of `arguments`. `keyed`: the object's one key
+    is the name.
     """
 
     names: tuple[str, ...] = ("name", "tool_name", "function")
@@ -64,7 +65,8 @@ class NamedCalls(Struct, frozen=True):
     skip: tuple[str, ...] = ()
     dialect: Dialect = JSON
     or_json: bool = False
-    id_in_name: bool = False  # what `pattern` leaves out of the name is there in all calls
+    lead: str = ""  # expressions of what models write before the name (and before `after`) and
+    tail: str = ""  # behind it
 
 
 class TaggedCalls(Struct, frozen=True):
@@ -87,6 +89,9 @@ class TaggedCalls(Struct, frozen=True):
     lines: bool = False
     entities: bool = False  # names and keys have &amp; and &quot;
     cdata: bool = False  # a value may stand in <![CDATA[...]]>
+    numbered: bool = False  # index="1" and so on stands behind a call's name
+    typed_by: str = ""  # the attribute of a value that tells its type: `string` ("true", "false")
+    # or `type`
 
 
 class PythonCalls(Struct, frozen=True):

@@ -44,6 +44,7 @@ def _invoke(name: str, section: Pair, prefix: str = "", thoughts: Thoughts = THI
         key_end='"',
         key_tag_end=">",
         value_end=f"</{prefix}parameter>",
+        typed_by="string" if prefix else "",
     )
     return Format(name, calls, section, thoughts, many=True)
 
@@ -52,11 +53,19 @@ def _tag(name: str) -> Pair:
     return Pair((f"<{name}>",), (f"</{name}>",))
 
 
-def _json(name: str, section: Pair, thoughts: Thoughts | None = None, **more: Any) -> Format:
-    return Format(name, JsonCalls(), section, thoughts, **more)
+def _json(
+    name: str,
+    section: Pair,
+    thoughts: Thoughts | None = None,
+    calls: JsonCalls = JsonCalls(),  # noqa: B008 (immutable)
+    **more: Any,
+) -> Format:
+    return Format(name, calls, section, thoughts, **more)
 
 
 _TOOL_CALL = _tag("tool_call")
+_COHERE_CALLS = JsonCalls(("tool_name", "name"), ("parameters", "arguments"))
+_LLAMA_CALLS = JsonCalls(arguments=("parameters", "arguments", "args"))
 _THINK_OR_CALL = Thoughts(("<think>",), ("</think>",), calls_inside=True)
 _DEEPSEEK_SECTION = Pair(("<｜tool▁calls▁begin｜>",), ("<｜tool▁calls▁end｜>",))
 _DEEPSEEK_CALL = Pair(("<｜tool▁call▁begin｜>",), ("<｜tool▁call▁end｜>",))
@@ -77,10 +86,13 @@ _ALL = (
         "command_r7b",
         Pair(("<|START_ACTION|>",), ("<|END_ACTION|>",)),
         Thoughts(("<|START_THINKING|>",), ("<|END_THINKING|>",), anywhere=True),
+        _COHERE_CALLS,
         silent=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     ),
     _json(
-        "command_r_plus", Pair(tuple(f"Action:{gap}```json" for gap in ("", " ", "\n")), ("```",))
+        "command_r_plus",
+        Pair(tuple(f"Action:{gap}```json" for gap in (" ", "", "\n")), ("```",)),
+        calls=_COHERE_CALLS,
     ),
     _json(
         "granite3",
@@ -112,7 +124,7 @@ _ALL = (
     ),
     Format(
         "llama3_json",
-        JsonCalls(),
+        _LLAMA_CALLS,
         Pair(("<|python_tag|>",), ("<|eom_id|>",)),
         unmarked=True,
         silent=("<|eom_id|>", "<|eot_id|>"),
@@ -139,6 +151,7 @@ _ALL = (
             ("\n",),
             _DEEPSEEK_CALL,
             after="<｜tool▁sep｜>",
+            lead="function",
             skip=("```json", "```"),
         ),
         _DEEPSEEK_SECTION,
@@ -178,7 +191,8 @@ _ALL = (
             ("<|tool_call_argument_begin|>",),
             Pair(("<|tool_call_begin|>",), ("<|tool_call_end|>",)),
             pattern=r"\s*(?:functions\.)?([^\s<>]+?)(?::\d+)?\s*",
-            id_in_name=True,
+            lead="functions\\.",
+            tail=":[0-9]{1,3} ?",
         ),
         Pair(("<|tool_calls_section_begin|>",), ("<|tool_calls_section_end|>",)),
         _THINK_OR_CALL,
@@ -197,6 +211,8 @@ _ALL = (
             key_tag_end="<|sep|>",
             value_end="<|close|>argument<|sep|>",
             entities=True,
+            numbered=True,
+            typed_by="type",
         ),
         Pair(("<|open|>tools<|sep|>",), ("<|close|>tools<|sep|>",)),
         Thoughts(
@@ -212,7 +228,7 @@ _ALL = (
     ),
     Format(
         "gemma4",
-        NamedCalls(("{",), pattern=r"\s*call:([^\s{}]+)\s*", dialect=GEMMA),
+        NamedCalls(("{",), pattern=r"\s*call:([^\s{}]+)\s*", lead="call:", dialect=GEMMA),
         Pair(("<|tool_call>",), ("<tool_call|>",)),
         Thoughts(("<|channel>thought",), ("<channel|>",), anywhere=True),
         trim=False,
@@ -244,6 +260,7 @@ _ALL = (
             ("<|tool_call:args|>",),
             Pair(("<|tool_call:begin|>",), ("<|tool_call:end|>",)),
             after="<|tool_call:name|>",
+            lead=r"[\w-]{1,64}",
         ),
         Pair(("<|tool_calls|>",), ("<|calls|>",)),
         Thoughts(("<|think|>",), ("<|end|>",), anywhere=True),

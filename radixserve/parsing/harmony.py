@@ -13,17 +13,17 @@ from radixserve.parsing.reader import Closer, Ended, Malformed, Reader, Sink, Wa
 from radixserve.parsing.values import JSON, ValueMachine
 
 START = "<|start|>"
-_MESSAGE = "<|message|>"
-_CHANNEL = "<|channel|>"
-TOKENS = (START, _MESSAGE, _CHANNEL, "<|end|>", "<|call|>", "<|return|>", "<|constrain|>")
+MESSAGE = "<|message|>"
+CHANNEL = "<|channel|>"
+CONSTRAIN = "<|constrain|>"
+ENDS = ("<|end|>", "<|call|>", "<|return|>")
+TOKENS = (START, MESSAGE, CHANNEL, *ENDS, CONSTRAIN)
+TO_TOOL = "to=functions."
 _MAX_HEADER = 1024
-_BEGINNINGS = (_CHANNEL, _MESSAGE, START, " to=", "<|constrain|>")
-_ENDS = tuple(
-    Closer(marker, (START, _CHANNEL), at_end=True)
-    for marker in ("<|end|>", "<|call|>", "<|return|>")
-)
-_HEADER_ENDS = (_MESSAGE, "<|end|>", "<|call|>", "<|return|>")
-_NAME = re.compile(r"to=functions\.([^\s<]+)")
+_BEGINNINGS = (CHANNEL, MESSAGE, START, " to=", CONSTRAIN)
+_CLOSERS = tuple(Closer(marker, (START, CHANNEL), at_end=True) for marker in ENDS)
+_HEADER_ENDS = (MESSAGE, *ENDS)
+_NAME = re.compile(re.escape(TO_TOOL) + r"([^\s<]+)")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 _NO_TOOLS = frozenset(("assistant", "user", "all"))
 _THOUGHTS = "analysis"
@@ -33,8 +33,14 @@ _CHANNELS = (_THOUGHTS, "commentary", "final")
 def unfinished_header(prompt: str) -> str:
     """What of the header of the answer's first message stands at the end of its prompt already."""
     _, start, message = prompt.rpartition(START + "assistant")
-    header, mark, _ = message.partition(_MESSAGE)
+    header, mark, _ = message.partition(MESSAGE)
     return header + mark if start and "<|end|>" not in message and len(header) < _MAX_HEADER else ""
+
+
+def recipient(header: str) -> str:
+    """The tool that the message behind a header calls; "" if none."""
+    found = _NAME.search(header)
+    return found.group(1) if found else ""
 
 
 class HarmonyMachine:
@@ -53,14 +59,14 @@ class HarmonyMachine:
 
     def _message(self) -> Wait[None]:
         header, whole = yield from self._header()
-        channel = header.rpartition(_CHANNEL)[2].strip().split("<")[0].split(" ")[0]
-        recipient = _RECIPIENT.search(header)
-        name = _NAME.search(header)
+        channel = header.rpartition(CHANNEL)[2].strip().split("<")[0].split(" ")[0]
+        addressed = _RECIPIENT.search(header)
+        name = recipient(header)
         if not whole:
             yield from self._garbage(header, channel)
         elif name:
-            yield from self._call(name.group(1))
-        elif recipient and recipient.group(1) not in _NO_TOOLS:
+            yield from self._call(name)
+        elif addressed and addressed.group(1) not in _NO_TOOLS:
             yield from self._text(_drop)  # a built-in tool, which nobody offered
         else:
             yield from self._text(self._shown_as(channel))
@@ -74,9 +80,9 @@ class HarmonyMachine:
         except (Malformed, Ended):
             header = reader.advance(min(len(reader.text), reader.pos + _MAX_HEADER))
             return header, False
-        if end != _MESSAGE:
+        if end != MESSAGE:
             reader.give_back(end)
-        return header, end == _MESSAGE
+        return header, end == MESSAGE
 
     def _garbage(self, header: str, channel: str) -> Wait[None]:
         """A header without a message: what can be text in it was a thought, unless it was final.
@@ -88,7 +94,7 @@ class HarmonyMachine:
             return
         show = self._shown_as("final" if channel == "final" else _THOUGHTS)
         show(
-            header.rpartition(_CHANNEL)[2]
+            header.rpartition(CHANNEL)[2]
             .strip()
             .removeprefix(channel if channel in _CHANNELS else "")
         )
@@ -128,7 +134,7 @@ class HarmonyMachine:
     def _text(self, sink: Sink) -> Wait[None]:
         """A message's text, to its end or that of the answer."""
         with suppress(Ended):
-            yield from self._reader.until_closed(_ENDS, sink)
+            yield from self._reader.until_closed(_CLOSERS, sink)
 
 
 def _drop(text: str) -> None:

@@ -127,22 +127,23 @@ class TaggedCallMachine:
             closer = Closer("]]>" + self._calls.value_end)
             yield from self._reader.until_closed((closer,), sink)
             return
-        yield from self._reader.until_closed(self._closers(tool), sink)
+        ends = closers(self._calls, self._section, tool)
+        yield from self._reader.until_closed(ends, sink)
 
-    def _closers(self, tool: Tool) -> tuple[Closer, ...]:
-        """The ends of a value: its own marker, or where that was forgotten, what comes next."""
-        calls, section = self._calls, self._section
-        line = "\n" if calls.lines else ""
-        after_value = (calls.key_open, calls.close, calls.value_end, *section.end)
-        after_call = section.begin if calls.close in section.end else (*section.end, calls.open)
-        closers = [
-            Closer(calls.value_end, after_value),
-            Closer(line + calls.close, after_call, at_end=True, keep=True),
-        ]
-        declared = tuple(key + calls.key_end for key in tool.properties())
-        if calls.lines and declared:
-            closers.append(Closer(line + calls.key_open, declared, keep=True, gap=False))
-        return tuple(closers)
+
+def closers(calls: TaggedCalls, section: Pair, tool: Tool) -> tuple[Closer, ...]:
+    """The ends of a value: its own marker, or where that was forgotten, what comes next."""
+    line = "\n" if calls.lines else ""
+    after_value = (calls.key_open, calls.close, calls.value_end, *section.end)
+    after_call = section.begin if calls.close in section.end else (*section.end, calls.open)
+    found = [
+        Closer(calls.value_end, after_value),
+        Closer(line + calls.close, after_call, at_end=True, keep=True),
+    ]
+    declared = tuple(key + calls.key_end for key in tool.properties())
+    if calls.lines and declared:
+        found.append(Closer(line + calls.key_open, declared, keep=True, gap=False))
+    return tuple(found)
 
 
 class _Text:

@@ -12,7 +12,6 @@ from msgspec import Struct
 from radixserve.parsing.values import PYTHON, to_json
 
 _MAX_NESTING = 16  # schemas within schemas that are looked into
-_ANY = frozenset(("null", "boolean", "integer", "number", "object", "array", "string"))
 _ALIASES = {
     "int": "integer",
     "float": "number",
@@ -23,7 +22,8 @@ _ALIASES = {
     "list": "array",
     "tuple": "array",
 }  # not JSON schema, but what people write
-_KINDS = {
+KINDS = ("string", "integer", "number", "boolean", "object", "array", "null")
+_BY_TYPE = {
     bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null",
     dict: "object", list: "array",
 }  # fmt: skip
@@ -56,7 +56,7 @@ def _kinds(schema: Any, root: Mapping[str, Any], nesting: int) -> frozenset[str]
     if not isinstance(schema, Mapping) or nesting > _MAX_NESTING:
         return frozenset()
     if isinstance(schema.get("$ref"), str):
-        return _kinds(_target(schema["$ref"], root), root, nesting + 1)
+        return _kinds(target(schema["$ref"], root), root, nesting + 1)
     named = schema.get("type")
     if isinstance(named, str | list):
         listed = [named] if isinstance(named, str) else named
@@ -69,15 +69,21 @@ def _kinds(schema: Any, root: Mapping[str, Any], nesting: int) -> frozenset[str]
     if "const" in schema:
         values = [schema["const"]]
     if values:
-        return frozenset(_KINDS[type(value)] for value in values if type(value) in _KINDS)
+        return frozenset(kind_of(value) for value in values)
     return frozenset(("object",)) if "properties" in schema else frozenset()
 
 
-def _target(ref: str, root: Mapping[str, Any]) -> Any:
-    """The schema that a reference within the same document names."""
+def kind_of(value: Any) -> str:
+    """The JSON type of a value that came from JSON."""
+    return _BY_TYPE[type(value)]
+
+
+def target(ref: str, root: Mapping[str, Any]) -> Any:
+    """The schema that a reference within the same document names; None if there is none."""
     found: Any = root
-    for step in ref.removeprefix("#/").split("/"):
-        found = found.get(step) if isinstance(found, Mapping) else None
+    for step in ref.removeprefix("#").split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        found = found.get(key) if isinstance(found, Mapping) else None
     return found
 
 
@@ -88,7 +94,7 @@ def typed(text: str, kinds: frozenset[str]) -> str:
     the text is taken for what it looks like.
     """
     value = text.strip()
-    allowed = kinds or _ANY
+    allowed = kinds or frozenset(KINDS)
     if "null" in allowed and value.lower() in ("null", "none"):
         return "null"
     if "boolean" in allowed and value.lower() in ("true", "false"):

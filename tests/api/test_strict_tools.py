@@ -120,15 +120,43 @@ async def test_reasoning_that_the_prompt_begins_is_free(folder: Path) -> None:
     assert not takes(folder, grammar, f"Well</think>{MISFITS}")
 
 
-async def test_a_format_that_cannot_be_held_is_said_once(
+@pytest.mark.parametrize(
+    ("format", "fits"),
+    [
+        ("gpt_oss", "<|channel|>commentary to=functions.weather<|message|>{}"),
+        ("qwen3_xml", "<function=weather>\n<parameter=city>\n{}\n</parameter>\n</function>"),
+        ("llama4_pythonic", "[weather(city={})]"),
+        ("llama3_json", '{{"name": "weather", "parameters": {}}}'),
+    ],
+)
+async def test_other_formats(folder: Path, format: str, fits: str) -> None:
+    """Each spells values in its own way."""
+    spelled = {"qwen3_xml": "{}", "llama4_pythonic": "'{}'"}.get(format, '{{"city": "{}"}}')
+    server = Server(folder, "Hello", tool_call_parser=format)
+    grammar = await grammar_of(server, CHAT)
+    assert takes(folder, grammar, fits.format(spelled.format("Paris")))
+    assert not takes(folder, grammar, fits.format(spelled.format("Oslo")))
+    assert takes(folder, grammar, "Hello <b>you</b>")
+
+
+@every_route
+async def test_a_schema_that_a_format_cannot_enforce_is_refused(folder: Path, route: str) -> None:
+    server = Server(folder, "Hello", tool_call_parser="qwen3_xml")
+    schema = SCHEMA | {"properties": {"city": {"type": "string", "format": "iri"}}}
+    async with server.client() as client:
+        response = await client.post(route, json=body(route, schema=schema))
+    assert response.status_code == 400 and "the format iri" in response.text
+
+
+async def test_no_format_of_calls_is_said_once(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = Server(folder, "Hello", tool_call_parser="gpt_oss")
+    server = Server(folder, "Hello", tool_call_parser="none")
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             assert await grammar_of(server, CHAT) == ""
     assert [r.message for r in caplog.records if "strict" in r.message] == [
-        "strict tools are not enforced under tool_choice auto in the format gpt_oss (said once)"
+        "strict tools are not enforced: no format of calls is known for this model (said once)"
     ]
 
 

@@ -96,7 +96,12 @@ def _tagged(calls: TaggedCalls, name: str, arguments: dict[str, Any]) -> str:
     for key, value in arguments.items():
         key = html.escape(key) if calls.entities else key
         raw = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        text += line + calls.key_open + key + calls.key_end + calls.key_tag_end
+        text += line + calls.key_open + key + calls.key_end
+        if calls.typed_by == "string":
+            text += f' string="{"true" if isinstance(value, str) else "false"}"'
+        elif calls.typed_by:
+            text += f' type="{_JSON_TYPES[type(value)].replace("integer", "number")}"'
+        text += calls.key_tag_end
         text += line + raw + line + calls.value_end
     return text + line + ("" if calls.close == "</tool_call>" else calls.close)
 

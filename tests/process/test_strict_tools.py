@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from radixserve.llm import LLM
 from radixserve.messages import Sampling, pack
+from radixserve.parsing.format import Format
 from radixserve.parsing.formats import FORMATS
-from radixserve.parsing.strict import strict_calls
+from radixserve.parsing.grammars.strict import strict_calls
 from radixserve.parsing.tools import Tool
 from radixserve.tokenizer.vocabulary import Vocabulary
 from tests.checkpoints import IM_END
@@ -36,14 +37,18 @@ def vocabulary(checkpoint: Path) -> Vocabulary:
     return Vocabulary(checkpoint)
 
 
+@pytest.fixture(params=["hermes", "qwen3_xml"])
+def format(request: pytest.FixtureRequest) -> Format:
+    return FORMATS[request.param]
+
+
 @pytest.fixture
-def grammar(vocabulary: Vocabulary) -> str:
+def grammar(vocabulary: Vocabulary, format: Format) -> str:
     return strict_calls(
-        FORMATS["hermes"],
+        format,
         TOOLS,
         several=True,
         special_tokens=vocabulary.grammar_tokens,
-        in_thoughts=False,
     )
 
 
@@ -64,7 +69,7 @@ def begin_with(llm: LLM, tokens: list[int]) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_calls_fit_in_every_choice_and_text_stays_free(
-    checkpoint: Path, vocabulary: Vocabulary, grammar: str, temperature: float
+    checkpoint: Path, vocabulary: Vocabulary, format: Format, grammar: str, temperature: float
 ) -> None:
     llm = engine(checkpoint, max_running_requests=8)
     said = vocabulary.encode(SAID, add_special_tokens=False)
@@ -80,8 +85,8 @@ def test_calls_fit_in_every_choice_and_text_stays_free(
     for answer in answers:
         text = b"".join(vocabulary.token_bytes(t) for t in answer.tokens if t != IM_END)
         whole = text.decode(errors="replace")
-        found, complete = read(FORMATS["hermes"], [whole], TOOLS, cut=answer.finish == "length")
-        assert read(FORMATS["hermes"], whole, TOOLS, cut=answer.finish == "length")[0] == found
+        found, complete = read(format, [whole], TOOLS, cut=answer.finish == "length")
+        assert read(format, whole, TOOLS, cut=answer.finish == "length")[0] == found
         assert found.calls and complete[0] and found.content.startswith("Well.")
         for name, arguments in found.calls:
             assert name == "weather" and arguments.keys() == {"city", "days"}

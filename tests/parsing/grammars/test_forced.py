@@ -8,8 +8,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from radixserve.parsing.events import CallArguments, CallBegin, CallEnd, Content
-from radixserve.parsing.forced import forced_calls
 from radixserve.parsing.formats import FORMATS
+from radixserve.parsing.grammars.forced import forced_calls
 from radixserve.parsing.parser import Parser
 from radixserve.parsing.tools import Tool
 from tests.tokenizer import folders
@@ -71,8 +71,8 @@ def read(forced, text, tools):
     return [(name, json.loads(text)) for name, text in zip(calls, arguments, strict=True)]
 
 
-NAMES = [None, "json", "hermes", "granite3", "nemotron_nano", "qwen3_xml", "mistral", "gpt_oss",
-         "llama3_json", "kimi_k2", "tool_calls", "apertus"]  # fmt: skip
+NAMES = [None, *(f.name for f in FORMATS.values() if f.calls is not None or f.harmony)]
+BARE = {None, "json", "gpt_oss", "functionary_v32", "minicpm5"}  # no marker, or it may be begun
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -80,6 +80,7 @@ NAMES = [None, "json", "hermes", "granite3", "nemotron_nano", "qwen3_xml", "mist
 def test_what_the_grammar_allows_is_read_as_calls(tokenizer, name, several):
     format = FORMATS[name] if name else None
     forced = forced_calls(format, TOOLS, several=several, special_tokens={})
+    assert forced.format is (FORMATS["json"] if name in BARE else format)
     seen = set()
     for seed in range(25):
         calls = read(forced, answer(tokenizer, forced.grammar, seed), TOOLS)
@@ -111,6 +112,14 @@ def test_special_tokens_are_named_by_their_ids():
     )
     assert '<[7]> "\\n" call "\\n" <[8]>' in forced.grammar
     assert not LLMatcher.validate_grammar(forced.grammar)
+
+
+def test_a_schema_that_the_own_format_cannot_enforce_is_enforced_in_json(tokenizer):
+    odd = {"type": "object", "properties": {"a": {"allOf": [{"enum": ["x", "y"]}, {"const": "y"}]}}}
+    tools = [Tool("f", odd | {"required": ["a"], "additionalProperties": False})]
+    forced = forced_calls(FORMATS["qwen3_xml"], tools, several=False, special_tokens={})
+    assert forced.format is FORMATS["json"]
+    assert read(forced, answer(tokenizer, forced.grammar, 0), tools) == [("f", {"a": "y"})]
 
 
 def test_a_schema_that_cannot_be_honoured_is_for_the_judge():
