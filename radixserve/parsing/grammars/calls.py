@@ -15,7 +15,7 @@ from radixserve.parsing.format import (
     PythonCalls,
     TaggedCalls,
 )
-from radixserve.parsing.grammars.lark import CHAR, Lark, letters, literal, one_of
+from radixserve.parsing.grammars.lark import CHAR, SPACE, Lark, letters, literal, one_of
 from radixserve.parsing.grammars.schema import COMPACT, parameters
 from radixserve.parsing.grammars.spelled import Spelled
 from radixserve.parsing.grammars.tagged import Arguments
@@ -120,7 +120,7 @@ def _bare_json(calls: JsonCalls, tools: Sequence[Tool], several: bool) -> list[s
 
 def _bare(heads: Sequence[str], bodies: Sequence[str], more: str) -> list[str]:
     """The rules of `bare`. `heads`: expressions of how a call of each tool begins."""
-    rules = [rf"BARE_{i}: /\s*{head}/" for i, head in enumerate(heads)]
+    rules = [f"BARE_{i}: /{SPACE}*{head}/" for i, head in enumerate(heads)]
     first = " | ".join(f"BARE_{i} {body}" for i, body in enumerate(bodies))
     return [*rules, f"bare: ({first}) {more}"]
 
@@ -128,10 +128,10 @@ def _bare(heads: Sequence[str], bodies: Sequence[str], more: str) -> list[str]:
 def _like_json(calls: JsonCalls, tools: Sequence[Tool]) -> str:
     """An expression of texts that may be read as calls without a marker, and more."""
     key, name = (
-        rf'"\s*({one_of(words)}|[^"]*\\u[^"]*)\s*"'
+        rf'"{SPACE}*({one_of(words)}|[^"]*\\[^"]*){SPACE}*"'
         for words in (calls.names, [tool.name for tool in tools])
     )
-    return rf"\s*[{{\[]{CHAR}*{key}\s*:\s*{name}{CHAR}*"
+    return rf"{SPACE}*[{{\[]{CHAR}*{key}{SPACE}*:{SPACE}*{name}{CHAR}*"
 
 
 def json_rules(tools: Sequence[Tool], calls: JsonCalls) -> list[str]:
@@ -257,5 +257,6 @@ def _python(lark: Lark, format: Format, tools: Sequence[Tool], several: bool) ->
         return CallRules(openers, rules)
     heads = [rf"\[{letters(tool.name)}\(" for tool in tools]
     more = f'{_more("call") if several else ""} "]"'
-    like = rf"\s*\[\s*{one_of([tool.name for tool in tools])}\s*\({CHAR}*"
+    name = one_of([tool.name for tool in tools])
+    like = rf"{SPACE}*\[{SPACE}*{name}{SPACE}*\({CHAR}*"
     return CallRules(openers, [*rules, *_bare(heads, bodies, more)], "bare", like)

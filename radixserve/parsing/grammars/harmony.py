@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from radixserve.parsing.grammars.calls import arguments_schema
-from radixserve.parsing.grammars.lark import CHAR, Lark, literal, no_text, within
+from radixserve.parsing.grammars.lark import CHAR, SPACE, Lark, literal, no_text, within
 from radixserve.parsing.harmony import (
     CHANNEL,
     CONSTRAIN,
@@ -18,11 +18,12 @@ from radixserve.parsing.harmony import (
 from radixserve.parsing.tools import Tool
 
 # Letters that spell the end of a message and the beginning of another are those to a parser.
-_FORGED = rf"{CHAR}*<\|(end|call|return)\|>\s*<\|(start|channel)\|>{CHAR}*"
+_FORGED = rf"{CHAR}*<\|(end|call|return)\|>{SPACE}*<\|(start|channel)\|>{CHAR}*"
 _LIKE_HEADER = rf"(<\|(start|channel|message|constrain)\|>| to=){CHAR}*"
+# No bounds of lengths: with what a text must not be they are too complex for llguidance's lexer.
 _TERMINALS = (
     "WORD: /[a-z]+/",
-    f"WORDS: /[^<a-z][^<]{{0,255}}/ & {no_text([within([TO_TOOL])])}",
+    f"WORDS: /[^<a-z][^<]*/ & {no_text([within([TO_TOOL])])}",
     f"BODY: /{CHAR}+/ & {no_text([_FORGED])}",
     f"PLAIN: /{CHAR}+/ & {no_text((_FORGED, _LIKE_HEADER))}",
 )

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from radixserve.parsing.format import Format
 from radixserve.parsing.grammars.calls import CallRules, call_rules
 from radixserve.parsing.grammars.harmony import harmony_calls
-from radixserve.parsing.grammars.lark import CHAR, Lark, no_text
+from radixserve.parsing.grammars.lark import CHAR, SPACE, Lark, no_text
 from radixserve.parsing.parser import begins_in_thoughts
 from radixserve.parsing.tools import Tool
 
@@ -92,7 +92,7 @@ class _Answer:
             if self._in_thoughts:
                 starts = [f"thought ({opening})", "unfinished"]
             elif not self._anywhere:
-                rules += lark.until("first", self._thoughts.begin, r"/\s*/")
+                rules += lark.until("first", self._thoughts.begin, f"/{SPACE}*/")
                 starts.append(f"first (thought ({opening}) | unfinished)")
         return [f"start: {' | '.join(starts)}", *rules]
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from radixserve.parsing.format import Pair, TaggedCalls
-from radixserve.parsing.grammars.lark import CHAR, NEW_KEY, Lark, letters, literal, one_of
+from radixserve.parsing.grammars.lark import CHAR, NEW_KEY, SPACE, Lark, letters, literal, one_of
 from radixserve.parsing.grammars.schema import (
     COMPACT,
     Alternative,
@@ -158,7 +158,7 @@ class Arguments:
             texts = [f"{literal(value)} {self._end()}" if value else self._end() for value in fit]
             return f"{self._begun('string')} ({' | '.join(texts)})" if fit else ""
         expression = string_expression(found)
-        looks = [rf"\s*({look})\s*" for kind, look in _LOOKS.items() if kind in kinds]
+        looks = [f"{SPACE}*({look}){SPACE}*" for kind, look in _LOOKS.items() if kind in kinds]
         return self._raw(rule, expression, looks, empty=may_be_empty(found))
 
     def _raw(
@@ -176,5 +176,5 @@ def _quoted(text: str) -> str:
 
 def _closing(closer: Closer) -> str:
     """An expression of what ends a value to the parser."""
-    gap = r"\s{0,64}" if closer.gap else ""
+    gap = f"{SPACE}*" if closer.gap else ""  # a bound is too complex for llguidance's lexer
     return f"{letters(closer.marker)}{gap}{one_of(closer.follow)}"
