@@ -55,6 +55,12 @@ def schema_of(function: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _kinds(schema: Any, root: Mapping[str, Any], nesting: int) -> frozenset[str]:
     if not isinstance(schema, Mapping) or nesting > _MAX_NESTING:
         return frozenset()
+    found = _said(schema, root, nesting)
+    return found | {"null"} if found and schema.get("nullable") is True else found
+
+
+def _said(schema: Mapping[str, Any], root: Mapping[str, Any], nesting: int) -> frozenset[str]:
+    """The same without the word that OpenAPI 3.0 has for null."""
     if isinstance(schema.get("$ref"), str):
         return _kinds(target(schema["$ref"], root), root, nesting + 1)
     named = schema.get("type")

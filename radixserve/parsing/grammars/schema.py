@@ -82,19 +82,44 @@ def alternatives(schema: Any, root: Schema, nesting: int = 0) -> Iterator[Altern
         rest = {
             key: v for key, v in schema.items() if key not in ("$ref", "anyOf", "oneOf", "allOf")
         }
-        for part in inner:
-            merged = part
-            if rest.keys() - _SILENT:
-                if not isinstance(part, Mapping) or rest.keys() & part.keys() - _SILENT - {"type"}:
-                    raise Unenforceable(f"{', '.join(sorted(rest.keys() - _SILENT))} beside others")
-                merged = {**rest, **part}
-            yield from alternatives(merged, root, nesting + 1)
+        parts = [list(alternatives(_merged(rest, part), root, nesting + 1)) for part in inner]
+        if isinstance(schema.get("oneOf"), list) and _overlap(parts):
+            raise Unenforceable("oneOf of schemas that a value may fit at the same time")
+        yield from (found for part in parts for found in part)
         return
     kinds = _kinds(schema)
     if schema.get("nullable") is True and "null" not in kinds:  # as OpenAPI 3.0 has it
         kinds = [*kinds, "null"]
     for kind in kinds:
         yield _alternative(kind, schema)
+
+
+def _merged(rest: Schema, part: Any) -> Any:
+    """A schema with what stands beside its place in another. Raises Unenforceable."""
+    said = rest.keys() - _SILENT
+    if not said:
+        return part
+    same = isinstance(part, Mapping) and part.get("type") == rest.get("type")
+    if not isinstance(part, Mapping) or said & part.keys() - ({"type"} if same else set()):
+        raise Unenforceable(f"{', '.join(sorted(said))} beside others")
+    return {**rest, **part}
+
+
+def _overlap(parts: list[list[Alternative]]) -> bool:
+    """Whether a value may fit more than one of `parts`, as far as types and values tell."""
+    for i, part in enumerate(parts):
+        for one in part:
+            others = [other for more in parts[i + 1 :] for other in more]
+            if any(_meet(one, other) for other in others):
+                return True
+    return False
+
+
+def _meet(one: Alternative, other: Alternative) -> bool:
+    if one.values is not None and other.values is not None:
+        return any(value in other.values for value in one.values)
+    same = one.kind == other.kind or {one.kind, other.kind} == {"number", "integer"}
+    return same and () not in (one.values, other.values)
 
 
 def _inner(schema: Schema, root: Schema) -> list[Any] | None:
@@ -133,13 +158,17 @@ def _kinds(schema: Schema) -> list[str]:
 
 def _values(schema: Schema) -> list[Any] | None:
     if "const" in schema:
-        return [schema["const"]]
+        listed = schema.get("enum", [schema["const"]])
+        return [schema["const"]] if schema["const"] in listed else []
     return list(schema["enum"]) if isinstance(schema.get("enum"), list) else None
 
 
 def _alternative(kind: str, schema: Schema) -> Alternative:
     values = _values(schema)
     if values is not None:
+        bounds = schema.keys() - _SILENT - _VALUES - {"nullable", "format"}
+        if bounds:
+            raise Unenforceable(f"{sorted(bounds)[0]} beside values")
         kinds = (kind, "integer") if kind == "number" else (kind,)
         return Alternative(kind, schema, tuple(v for v in values if kind_of(v) in kinds))
     applies = {word for words in _KNOWN.values() for word in words}
@@ -156,6 +185,8 @@ def string_expression(alternative: Alternative) -> str:
         return f"/{one_of([str(value) for value in alternative.values])}/"
     parts = []
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    if most != "" and least > most:
+        raise Unenforceable("a string with minLength above maxLength")
     if least or most != "":
         parts.append(f"/{CHAR}{{{least},{most}}}/")
     if "pattern" in schema:

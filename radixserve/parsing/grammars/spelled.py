@@ -43,7 +43,10 @@ class Spelled:
         known = json.dumps(schema, sort_keys=True) + str(id(root))
         if known not in self._made:
             name = self._made[known] = f"{self._name}_{len(self._made)}"
-            found = [self._alternative(found, root, name) for found in alternatives(schema, root)]
+            found = [
+                self._alternative(found, root, f"{name}_a{i}")
+                for i, found in enumerate(alternatives(schema, root))
+            ]
             if not any(found):
                 raise Unenforceable("a schema that allows nothing")
             self.rules.append(f"{name}: {' | '.join(filter(None, found))}")
@@ -119,6 +122,8 @@ class Spelled:
                 raise Unenforceable("an array with minItems above maxItems")
             return '"[" "]"'
         bound = "" if most is None else most - 1
+        if most == 1:
+            return f'"[" {item} "]"' if least else f'"[" {item}? "]"'
         items = f"{item} ({self._comma()} {item}){{{max(least - 1, 0)},{bound}}}"
         return f'"[" {items} "]"' if least else f'"[" ({items})? "]"'
 
