@@ -68,7 +68,8 @@ class Closer(Struct, frozen=True):
 
     Raw values may contain their own end marker as text. `follow`: what must come next (whitespace
     before it is passed over if `gap`); empty for anything. `at_end`: the end of the answer will do.
-    `keep`: the marker stays in the text.
+    `keep`: the marker stays in the text, so the value's own end was forgotten; an answer that was
+    cut behind it tells nothing of that.
     """
 
     marker: str
@@ -77,7 +78,7 @@ class Closer(Struct, frozen=True):
     keep: bool = False
     gap: bool = True
 
-    def fits(self, text: str, pos: int, ended: bool) -> bool | None:
+    def fits(self, text: str, pos: int, ended: bool, cut: bool) -> bool | None:
         """Whether what follows at `pos` is right; None while that is undecided."""
         if not self.follow:
             return True
@@ -89,7 +90,7 @@ class Closer(Struct, frozen=True):
         rest = text[pos : pos + max(map(len, self.follow))]
         if not any(f.startswith(rest) for f in self.follow):
             return False
-        return self.at_end if ended else None
+        return (self.at_end and not (cut and self.keep)) if ended else None
 
 
 class Reader:
@@ -209,7 +210,7 @@ class Reader:
                 sink(self.advance(at))
             if marker:
                 closer = by_marker[marker]
-                fits = closer.fits(self.text, at + len(marker), self.ended)
+                fits = closer.fits(self.text, at + len(marker), self.ended, self.cut)
                 if fits:
                     self.advance(at if closer.keep else at + len(marker))
                     return closer
