@@ -6,7 +6,7 @@ from radixserve.api.front import Front
 from radixserve.api.grammar import JSON_FORMATS, either, judged
 from radixserve.api.reading import Choice, Reading
 from radixserve.parsing.grammars.forced import forced_calls
-from radixserve.parsing.grammars.schema import Unenforceable
+from radixserve.parsing.grammars.schema import ANY_OBJECT, Unenforceable
 from radixserve.parsing.grammars.strict import strict_calls
 from radixserve.parsing.tools import Tool
 
@@ -35,7 +35,7 @@ def _or_calls(front: Front, choice: Choice, answer: str) -> str:
     """
     if not choice.tools:
         return answer
-    offered = [tool if tool.strict else Tool(tool.name) for tool in choice.tools]
+    offered = [tool if tool.strict else Tool(tool.name, ANY_OBJECT) for tool in choice.tools]
     calls = forced_calls(
         front.format, offered, several=choice.several, special_tokens=front.grammar_tokens
     )

@@ -14,8 +14,8 @@ from radixserve.parsing.reader import Closer, Malformed, Reader, Sink, Wait
 from radixserve.parsing.tools import Tool, typed
 from radixserve.parsing.values import escaped, to_json
 
-_MAX_TAG = 256
-_CDATA = "<![CDATA["
+MAX_TAG = 256
+CDATA = "<![CDATA["
 _STRING = frozenset(("string",))
 _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 _NAME = re.compile(r"\s*([^\s<>\"]+)\s*")
@@ -63,9 +63,9 @@ class TaggedCallMachine:
         """The name, and the attributes behind it."""
         reader, calls = self._reader, self._calls
         ends = (calls.name_end,) if calls.open else (calls.name_end, calls.key_open, calls.close)
-        text, mark = yield from reader.short(ends, _MAX_TAG)
+        text, mark = yield from reader.short(ends, MAX_TAG)
         if not text.strip() and mark == calls.name_end and not calls.open:  # a line break first
-            text, mark = yield from reader.short(ends, _MAX_TAG)
+            text, mark = yield from reader.short(ends, MAX_TAG)
         found = _NAME.fullmatch(text)
         if not found:
             raise Malformed
@@ -73,7 +73,7 @@ class TaggedCallMachine:
             reader.give_back(mark)
         attributes = ""
         if calls.tag_end:
-            attributes, _ = yield from reader.short((calls.tag_end,), _MAX_TAG)
+            attributes, _ = yield from reader.short((calls.tag_end,), MAX_TAG)
         return self._text(found.group(1)), attributes
 
     def _text(self, text: str) -> str:
@@ -93,10 +93,10 @@ class TaggedCallMachine:
         return found == calls.key_open
 
     def _key(self) -> Wait[tuple[str, str]]:
-        key, _ = yield from self._reader.short((self._calls.key_end,), _MAX_TAG)
+        key, _ = yield from self._reader.short((self._calls.key_end,), MAX_TAG)
         attributes = ""
         if self._calls.key_tag_end:
-            attributes, _ = yield from self._reader.short((self._calls.key_tag_end,), _MAX_TAG)
+            attributes, _ = yield from self._reader.short((self._calls.key_tag_end,), MAX_TAG)
         return self._text(key), attributes
 
     def _argument(self, tool: Tool, key: str, attributes: str, before: str) -> Wait[None]:
@@ -123,7 +123,7 @@ class TaggedCallMachine:
     def _raw(self, tool: Tool, sink: Sink) -> Wait[None]:
         if self._calls.lines:
             yield from self._reader.accept(("\n",))
-        if self._calls.cdata and (yield from self._reader.accept((_CDATA,))):
+        if self._calls.cdata and (yield from self._reader.accept((CDATA,))):
             closer = Closer("]]>" + self._calls.value_end)
             yield from self._reader.until_closed((closer,), sink)
             return

@@ -170,7 +170,7 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
 
 
 def _arguments(tool: Tool) -> dict[str, Any]:
-    return {"type": "object", **(tool.parameters or {"properties": {}})}
+    return {"type": "object", **parameters(tool)}
 
 
 def _text(value: object) -> str:

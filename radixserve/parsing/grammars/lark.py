@@ -11,7 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 CHAR = r"(.|\n)"
 SPACE = r"[\s\x1c-\x1f]"  # what is white space to parsers, that is to Python
 NEW_KEY = "[A-Za-z_][A-Za-z0-9_]{0,63}"  # an expression of keys that no schema names
-_SHARED = (r"TEXT: /(.|\n)+/", rf"SAID: /{SPACE}*[^\s\x1c-\x1f](.|\n)*/", r"GAP: /\n{1,2}| /")
+_SHARED = (
+    r"TEXT: /(.|\n)+/",
+    rf"SAID: /{SPACE}*[^\s\x1c-\x1f](.|\n)*/",
+    r"GAP: /\n{1,2}| /",
+    r"NEVER: /[^\s\S]/",
+)
 _SYNTAX = re.compile(r"[\\.+*?()|\[\]{}^$/]")
 
 

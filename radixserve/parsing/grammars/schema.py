@@ -18,6 +18,7 @@ Schema: TypeAlias = Mapping[str, Any]
 # How llguidance writes JSON: a grammar with any white space lets a small model write nothing else.
 COMPACT: Schema = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 MAX_NESTING = 64  # schemas within schemas
+ANY_OBJECT: Schema = {"type": "object"}
 _NOTES = frozenset(("title", "description", "default", "examples", "deprecated", "readOnly"))
 _SILENT = _NOTES | frozenset(
     ("writeOnly", "$comment", "$schema", "$id", "$anchor", "$defs", "definitions", "x-guidance")
@@ -184,11 +185,8 @@ def string_expression(alternative: Alternative) -> str:
     if alternative.values is not None:
         return f"/{one_of([str(value) for value in alternative.values])}/"
     parts = []
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    if most != "" and least > most:
-        raise Unenforceable("a string with minLength above maxLength")
-    if least or most != "":
-        parts.append(f"/{CHAR}{{{least},{most}}}/")
+    if schema.keys() & {"minLength", "maxLength"}:
+        parts.append(f"/{CHAR}{_times(schema)}/")
     if "pattern" in schema:
         parts.append(f"/{_searched(schema['pattern'])}/")
     if "format" in schema:
@@ -196,6 +194,33 @@ def string_expression(alternative: Alternative) -> str:
             raise Unenforceable(f"the format {schema['format']}")
         parts.append(f"/{_FORMATS[schema['format']]}/")
     return " & ".join(parts)
+
+
+def lengths(alternative: Alternative) -> str:
+    """How often there is a character, as expressions say it; "" if more is said of the string."""
+    schema = alternative.schema
+    return "" if schema.keys() & {"pattern", "format"} else _times(schema)
+
+
+def _times(schema: Schema) -> str:
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    if most != "" and least > most:
+        raise Unenforceable("a string with minLength above maxLength")
+    return f"{{{least},{most}}}" if least or most != "" else "*"
+
+
+def judged(alternative: Alternative, inside: str = "") -> list[str]:
+    """Expressions that no text fits, where what is said of a string may exclude all of them.
+
+    llguidance refuses a schema that nothing fits, but would compile terminals that are empty.
+    `inside`: an expression of the characters that a string can have, if not of all.
+    """
+    said = alternative.schema.keys() & _KNOWN["string"]
+    if alternative.values is not None or not said or (len(said) == 1 and not inside):
+        return []
+    schema = {word: alternative.schema[word] for word in said}
+    schema |= {"allOf": [{"pattern": f"^{inside}*$"}]} if inside else {}
+    return [f"NEVER %json {json.dumps({'type': 'string', **schema})}"]
 
 
 def may_be_empty(alternative: Alternative) -> bool:
@@ -225,4 +250,6 @@ def _searched(pattern: Any) -> str:
 
 def parameters(tool: Tool) -> Schema:
     """The schema of a tool's arguments; without one it takes none."""
-    return tool.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
+    if tool.parameters is not None:
+        return tool.parameters
+    return {"type": "object", "properties": {}, "additionalProperties": False}

@@ -2,23 +2,32 @@
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from radixserve.parsing.grammars.lark import NEW_KEY, Lark, literal, one_of
+from radixserve.parsing.grammars.lark import NEW_KEY, Lark, letters, literal, no_text
 from radixserve.parsing.grammars.schema import (
     Alternative,
     Schema,
     Unenforceable,
     alternatives,
+    judged,
+    lengths,
     may_be_empty,
     string_expression,
 )
-from radixserve.parsing.values import Dialect
+from radixserve.parsing.values import JSON, Dialect
 
 _BARE_KEY = re.compile(r"\w([\w .-]*\w)?")
+_CODE = r"u([0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2})"
 _INSIDE = {"DOUBLE": ('"', r"[^\"\\\n]"), "SINGLE": ("'", r"[^'\\\n]")}
-_ESCAPE = r"\\[\"'\\nrt]"
+_ESCAPE = rf"\\([\"'\\nrt]|x[0-9a-fA-F]{{2}}|{_CODE})"
+_PLAIN = r"[^\\\n]"  # what stands in a string without escapes
+_PLAIN_JSON = r"[^\"\\\x00-\x1f]"
+_INSIDE_JSON = {"DOUBLE": ('"', _PLAIN_JSON)}
+_ESCAPE_JSON = rf"\\([\"\\\/bfnrt]|{_CODE})"
+_JSON_KEY = r"([^\"\\\x00-\x1f]|\\[\"\\bfnrt])*"  # of which each has one spelling
+_KEYWORD = re.compile(r"[^\W\d]\w*")
 _BARE_KEYS = "[A-Za-z_][A-Za-z0-9_ .-]{0,63}"
 _NUMBERS = ("number", "integer")
 EMPTY = '""'
@@ -29,12 +38,17 @@ NewKey = Callable[[Collection[str]], str]  # for any other key than these
 class Spelled:
     """Writes rules for one set of schemas. `rules` are those that the names given out stand for."""
 
-    def __init__(self, lark: Lark, dialect: Dialect, name: str) -> None:
-        """`name`: what the names of all its rules begin with, lower case."""
+    def __init__(self, lark: Lark, dialect: Dialect, name: str, unlike: Sequence[str] = ()) -> None:
+        """`name`: what the names of all its rules begin with, lower case.
+
+        `unlike`: expressions of what no string is, with its quotes, where those are quotes.
+        """
         self._lark = lark
         self._dialect = dialect
         self._name = name
-        self._gap = " " if dialect.python else ""
+        self._unlike = unlike
+        self._json = dialect == JSON
+        self._gap = " " if dialect.python or self._json else ""
         self._made: dict[str, str] = {}
         self.rules: list[str] = []
 
@@ -145,6 +159,11 @@ class Spelled:
         if self._dialect.python:
             ways = dict.fromkeys((repr(text), json.dumps(text, ensure_ascii=False)))
             return f"({' | '.join(map(literal, ways))})"
+        if self._json:
+            quoted = json.dumps(text, ensure_ascii=False)
+            if any(re.fullmatch(pattern, quoted) for pattern in self._unlike):
+                raise Unenforceable(f"{quoted}, which has a marker in it")
+            return literal(quoted)
         quote = self._lark.marker(self._dialect.quotes[0])
         return f"{quote} {literal(text)} {quote}" if text else f"{quote} {quote}"
 
@@ -152,16 +171,27 @@ class Spelled:
         if found.values is not None:
             return " | ".join(map(self._exactly, found.values))
         expression = string_expression(found)
-        if self._dialect.python:
-            for word, (quote, inside) in _INSIDE.items():
-                body = f"({expression} & /{inside}*/)" if expression else f"/({inside}|{_ESCAPE})*/"
-                mark = literal(quote)
-                self.rules.append(f"{name.upper()}_{word}: {mark} {body} {mark}")
-            return " | ".join(f"{name.upper()}_{word}" for word in _INSIDE)
+        if self._dialect.python or self._json:
+            inside = "" if lengths(found) else (_PLAIN_JSON if self._json else _PLAIN)
+            ways = self._quoted(found, expression, name.upper())
+            return " | ".join((*ways, *judged(found, inside)))
         quote = self._dialect.quotes[0]
         empty = may_be_empty(found)
         self.rules += self._lark.until(f"{name}_text", [quote], expression, empty=empty)
-        return f"{self._lark.marker(quote)} {name}_text"
+        return " | ".join((f"{self._lark.marker(quote)} {name}_text", *judged(found)))
+
+    def _quoted(self, found: Alternative, expression: str, name: str) -> list[str]:
+        """The terminals of a string in quotes. Where more than its length is said, no escapes."""
+        ways, escape = (_INSIDE_JSON, _ESCAPE_JSON) if self._json else (_INSIDE, _ESCAPE)
+        times = lengths(found)
+        for word, (quote, inside) in ways.items():
+            body = f"/({inside}|{escape}){times}/" if times else f"({expression} & /{inside}*/)"
+            self._terminal(f"{name}_{word}", f"{literal(quote)} {body} {literal(quote)}")
+        return [f"{name}_{word}" for word in ways]
+
+    def _terminal(self, name: str, body: str) -> None:
+        unlike = f" & {no_text(self._unlike)}" if self._unlike else ""
+        self.rules.append(f"{name}: ({body}){unlike}")
 
     def _key(self, key: str) -> str:
         if self._dialect.bare and _BARE_KEY.fullmatch(key):
@@ -171,6 +201,9 @@ class Spelled:
     def _new_member(self, names: Collection[str]) -> str:
         if self._dialect.bare:
             return self._new_key(names, ":", _BARE_KEYS)
+        if self._json:
+            written = [json.dumps(name, ensure_ascii=False)[1:-1] for name in names]
+            return self._new_key(written, ": ", _JSON_KEY, ('"',))
         return self._new_key(names, f":{self._gap}", NEW_KEY, ('"', "'"))
 
     def _new_key(
@@ -178,13 +211,14 @@ class Spelled:
     ) -> str:
         """A key that is none of `names`, between `quotes`, and `end`."""
         name = f"{self._name}_k{len(self.rules)}".upper()
-        other = f"(/{keys}/ & ~/{one_of(names)}/)"
+        known = [letters(name) for name in names]
+        other = f"(/{keys}/ & {no_text(known)})" if known else f"/{keys}/"
         ways = [" ".join((literal(quote), other, literal(quote))) for quote in quotes]
-        self.rules.append(f"{name}: {' | '.join(ways)}")
+        self._terminal(name, " | ".join(ways))
         return f"{name} {literal(end)}"
 
 
 def _keyword(key: str) -> str:
-    if not key.isidentifier():
+    if not _KEYWORD.fullmatch(key):
         raise Unenforceable(f"the argument {key}, which is no name in Python")
     return literal(f"{key}=")

@@ -10,10 +10,9 @@ from radixserve.parsing.format import Format
 from radixserve.parsing.grammars.calls import CallRules, call_rules
 from radixserve.parsing.grammars.harmony import harmony_calls
 from radixserve.parsing.grammars.lark import CHAR, SPACE, Lark, no_text
+from radixserve.parsing.grammars.schema import ANY_OBJECT
 from radixserve.parsing.parser import begins_in_thoughts
 from radixserve.parsing.tools import Tool
-
-_ANY_OBJECT = {"type": "object"}
 
 
 def strict_calls(
@@ -29,7 +28,7 @@ def strict_calls(
     Other tools' arguments are any object. `format` has calls. `several`: more than one call may
     come. `prompt`: what the answer continues, or its end. Raises Unenforceable.
     """
-    held = [t if t.strict else Tool(t.name, _ANY_OBJECT) for t in tools]
+    held = [t if t.strict else Tool(t.name, ANY_OBJECT) for t in tools]
     lark = Lark(special_tokens)
     if format.harmony:
         return harmony_calls(lark, held, prompt, several=several)

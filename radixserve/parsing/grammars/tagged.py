@@ -6,23 +6,26 @@ must not look like another type that the schema allows too.
 
 import html
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from radixserve.parsing.format import Pair, TaggedCalls
 from radixserve.parsing.grammars.lark import CHAR, NEW_KEY, SPACE, Lark, letters, literal, one_of
 from radixserve.parsing.grammars.schema import (
-    COMPACT,
     Alternative,
     Unenforceable,
     alternatives,
+    judged,
     may_be_empty,
     parameters,
     string_expression,
 )
+from radixserve.parsing.grammars.spelled import Spelled
 from radixserve.parsing.reader import Closer
-from radixserve.parsing.tagged_calls import closers
+from radixserve.parsing.tagged_calls import CDATA, MAX_TAG, closers
 from radixserve.parsing.tools import KINDS, Tool, typed
+from radixserve.parsing.values import JSON
 
 _NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _LOOKS = {  # how other types look, to a parser that takes them for what they look like
@@ -34,7 +37,6 @@ _LOOKS = {  # how other types look, to a parser that takes them for what they lo
     "array": rf"[\[(]{CHAR}*",
 }
 _WORDS = {"null": ("null", "None"), "boolean": ("true", "false", "True", "False")}
-_SHARED = ("$defs", "definitions")
 
 
 class Arguments:
@@ -53,7 +55,11 @@ class Arguments:
         self._unlike = [
             f"{CHAR}*{_closing(closer)}{CHAR}*" for closer in closers(calls, section, tool)
         ]
-        self.rules: list[str] = []
+        self._unlike.append(f"{CHAR}*{letters(calls.value_end)}{SPACE}*")  # its end comes next
+        if calls.cdata:
+            self._unlike.append(f"{letters(CDATA)}{CHAR}*")
+        self._inner = Spelled(lark, JSON, f"{name}_j", self._unlike)
+        self.rules = self._inner.rules
 
     def all(self) -> str:
         """An expression of all arguments, in the order of the schema. Raises Unenforceable."""
@@ -76,7 +82,12 @@ class Arguments:
         return " ".join(parts)
 
     def _spelled(self, key: str) -> str:
-        return html.escape(key) if self._calls.entities else key
+        """Raises Unenforceable for what would not be read as this key."""
+        written = html.escape(key) if self._calls.entities else key
+        end = self._calls.key_end
+        if len(written) > MAX_TAG or (written + end).index(end) < len(written):
+            raise Unenforceable(f"the argument {key[:MAX_TAG]}, which has no place in a tag")
+        return written
 
     def _argument(self, rule: str, word: str, key: str, schema: Any) -> None:
         """The rule of one argument. `word`: an expression of its key."""
@@ -123,14 +134,13 @@ class Arguments:
         return self._lark.marker(self._line + self._calls.value_end)
 
     def _json(self, found: Alternative) -> str:
-        schema = {key: v for key, v in found.schema.items() if key not in _SHARED}
-        schema |= {"type": found.kind}
         if found.values is not None:
-            schema = {"enum": list(found.values)}
-        schema |= {word: self._root[word] for word in _SHARED if word in self._root}
-        value = f"%json {json.dumps({**schema, 'x-guidance': COMPACT})}"
-        if found.free and found.kind in _WORDS:
+            value = f"({' | '.join(map(self._inner.spelled, found.values))})"
+        elif found.kind in _WORDS:
             value = f"({' | '.join(map(literal, _WORDS[found.kind]))})"
+        else:
+            schema = {key: v for key, v in found.schema.items() if key != "nullable"}
+            value = self._inner.value(schema | {"type": found.kind}, self._root)
         return f"{self._begun(found.kind)} {value} {self._end()}"
 
     def _beside(self, rule: str, found: Alternative) -> str:
@@ -155,11 +165,13 @@ class Arguments:
         """A string that is not taken for another of `kinds`; "" if there is none."""
         if found.values is not None:
             fit = [v for v in found.values if not kinds or typed(v, kinds) == _quoted(v)]
+            fit = [v for v in fit if not any(re.fullmatch(u, v) for u in self._unlike)]
             texts = [f"{literal(value)} {self._end()}" if value else self._end() for value in fit]
             return f"{self._begun('string')} ({' | '.join(texts)})" if fit else ""
         expression = string_expression(found)
         looks = [f"{SPACE}*({look}){SPACE}*" for kind, look in _LOOKS.items() if kind in kinds]
-        return self._raw(rule, expression, looks, empty=may_be_empty(found))
+        raw = self._raw(rule, expression, looks, empty=may_be_empty(found))
+        return " | ".join((raw, *judged(found)))
 
     def _raw(
         self, rule: str, expression: str, looks: Sequence[str] = (), *, empty: bool = True
