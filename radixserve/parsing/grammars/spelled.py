@@ -18,7 +18,7 @@ from radixserve.parsing.grammars.schema import (
 )
 from radixserve.parsing.values import JSON, Dialect
 
-_BARE_KEY = re.compile(r"\w([\w .-]*\w)?")
+_BARE_KEY = re.compile(r"[^\s:,{}\[\]<>]([^:,{}\[\]<>]*[^\s:,{}\[\]<>])?")
 _CODE = r"u([0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2})"
 _INSIDE = {"DOUBLE": ('"', r"[^\"\\\n]"), "SINGLE": ("'", r"[^'\\\n]")}
 _ESCAPE = rf"\\([\"'\\nrt]|x[0-9a-fA-F]{{2}}|{_CODE})"

@@ -164,3 +164,8 @@ def test_keys_that_no_schema_names_are_others() -> None:
     for key in ("a\\/b", "\\u0061/b"):
         assert not Writer(FORMATS["qwen3_xml"], [one]).say(call.replace("KEY", key))
     assert json.loads('"a\\/b"') == "a/b"
+
+
+def test_keys_of_gemma_are_bare_as_its_template_prints_them() -> None:
+    for key in ("it's", "x/y", "k&r", "日", "$x", "a b"):
+        assert may_say("gemma4", tool(**{key: {"type": "integer"}}), {key: 5}), key
