@@ -1,0 +1,23 @@
+/* The operators that Python calls: each is compiled once for every body, and called through a table.
+ *
+ * RS_OPS(X) lists X(name, parameters, arguments). A source defines `void RS_NAME(name) parameters`;
+ * dispatch.c exports `rs_name` with the same parameters. library.py declares them once more.
+ */
+#ifndef RS_OPS_H
+#define RS_OPS_H
+
+#include <stdint.h>
+
+#define RS_JOINED_(a, b, c) a##b##_##c
+#define RS_JOINED(a, b, c) RS_JOINED_(a, b, c)
+#define RS_NAME(name) RS_JOINED(rs_, name, RS_BODY)
+
+/* clang-format off */
+#define RS_OPS(X)                                                                            \
+  X(rms_norm,                                                                                \
+    (const float *x, int64_t x_token, int64_t x_head, const float *weight, float *residual,  \
+     float *out, int64_t tokens, int64_t heads, int64_t size, float eps),                    \
+    (x, x_token, x_head, weight, residual, out, tokens, heads, size, eps))
+/* clang-format on */
+
+#endif
