@@ -5,7 +5,20 @@ does the body (AVX-512 or AVX2) that was chosen when the library was loaded. Not
 to use them: that is the caller's, who asks `available` first.
 """
 
+from radixserve_kernels.cpu.attention import AttentionPlan, Parts, Shape, paged_attention
 from radixserve_kernels.cpu.library import available, bodies, load, set_threads
 from radixserve_kernels.cpu.norm import rms_norm
+from radixserve_kernels.cpu.rope import rope_kv_write
 
-__all__ = ["available", "bodies", "load", "rms_norm", "set_threads"]
+__all__ = [
+    "AttentionPlan",
+    "Parts",
+    "Shape",
+    "available",
+    "bodies",
+    "load",
+    "paged_attention",
+    "rms_norm",
+    "rope_kv_write",
+    "set_threads",
+]

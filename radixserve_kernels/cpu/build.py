@@ -16,7 +16,8 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "src"
 NAME = "libradixserve_cpu.so"
-ONCE = ("dispatch.c", "pool.c")  # every other .c holds operators, compiled for each body
+# every other .c holds operators, compiled for each body
+ONCE = ("attention_plan.c", "dispatch.c", "pool.c")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = (
     "-O3",

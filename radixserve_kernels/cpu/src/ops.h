@@ -8,6 +8,8 @@
 
 #include <stdint.h>
 
+struct rs_plan; /* attention.h */
+
 #define RS_JOINED_(a, b, c) a##b##_##c
 #define RS_JOINED(a, b, c) RS_JOINED_(a, b, c)
 #define RS_NAME(name) RS_JOINED(rs_, name, RS_BODY)
@@ -17,7 +19,18 @@
   X(rms_norm,                                                                                \
     (const float *x, int64_t x_token, int64_t x_head, const float *weight, float *residual,  \
      float *out, int64_t tokens, int64_t heads, int64_t size, float eps),                    \
-    (x, x_token, x_head, weight, residual, out, tokens, heads, size, eps))
+    (x, x_token, x_head, weight, residual, out, tokens, heads, size, eps))                   \
+  X(attention,                                                                               \
+    (const struct rs_plan *plan, const float *q, int64_t q_token, int64_t q_head,            \
+     const void *pages, int64_t is_half, float *out, float scale, float softcap),            \
+    (plan, q, q_token, q_head, pages, is_half, out, scale, softcap))                         \
+  X(rope_kv_write,                                                                           \
+    (float *q, int64_t q_token, int64_t q_head, float *k, int64_t k_token, int64_t k_head,   \
+     const float *v, int64_t v_token, int64_t v_head, const float *turn,                     \
+     const int64_t *slots, void *pages, int64_t is_half, int64_t page_size, int64_t tokens,  \
+     int64_t num_heads, int64_t num_kv_heads, int64_t size),                                 \
+    (q, q_token, q_head, k, k_token, k_head, v, v_token, v_head, turn, slots, pages,         \
+     is_half, page_size, tokens, num_heads, num_kv_heads, size))
 /* clang-format on */
 
 #endif

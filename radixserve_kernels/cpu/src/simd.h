@@ -19,6 +19,7 @@
 #define RS_LANES 16
 #define RS_INLINE static inline __attribute__((always_inline))
 #define RS_UNROLL _Pragma("GCC unroll 32")
+#define RS_PREFETCH(p) __builtin_prefetch(p, 0, 2) /* into the second cache */
 
 /* ---- vectors: rs_v of floats, rs_i of int32 ---- */
 
@@ -66,6 +67,33 @@ RS_INLINE rs_v rs_load_f16(const uint16_t *p) {
 RS_INLINE void rs_store_f16(uint16_t *p, rs_v a) { /* to nearest even */
   _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, 8));
 }
+/* Lanes 4 i .. 4 i + 3: the floats at p + i * stride. */
+RS_INLINE rs_v rs_load_quads(const float *p, int64_t stride) {
+  rs_v x = _mm512_castps128_ps512(_mm_loadu_ps(p));
+  x = _mm512_insertf32x4(x, _mm_loadu_ps(p + stride), 1);
+  x = _mm512_insertf32x4(x, _mm_loadu_ps(p + 2 * stride), 2);
+  return _mm512_insertf32x4(x, _mm_loadu_ps(p + 3 * stride), 3);
+}
+/* Lane 4 i + j of x[k] and lane 4 i + k of x[j] change places. */
+RS_INLINE void rs_transpose_quads(rs_v x[4]) {
+  __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(x[0], x[1]));
+  __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(x[0], x[1]));
+  __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(x[2], x[3]));
+  __m512d high23 = _mm512_castps_pd(_mm512_unpackhi_ps(x[2], x[3]));
+  x[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(low01, low23));
+  x[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low01, low23));
+  x[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high01, high23));
+  x[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high01, high23));
+}
+/* Lanes i and i ^ 1, i ^ 2, i ^ 4 or i ^ 8 change places. */
+RS_INLINE rs_v rs_swap1(rs_v x) { return _mm512_permute_ps(x, 0xb1); }
+RS_INLINE rs_v rs_swap2(rs_v x) { return _mm512_permute_ps(x, 0x4e); }
+RS_INLINE rs_v rs_swap4(rs_v x) { return _mm512_shuffle_f32x4(x, x, 0xb1); }
+RS_INLINE rs_v rs_swap8(rs_v x) { return _mm512_shuffle_f32x4(x, x, 0x4e); }
+RS_INLINE float rs_lane0(rs_v x) { return _mm512_cvtss_f32(x); }
+/* Lanes 2 i and 2 i + 1 are both what the first, or the second, of them was. */
+RS_INLINE rs_v rs_even_twice(rs_v x) { return _mm512_moveldup_ps(x); }
+RS_INLINE rs_v rs_odd_twice(rs_v x) { return _mm512_movehdup_ps(x); }
 
 #elif defined(RS_BODY_AVX2)
 
@@ -156,6 +184,43 @@ RS_INLINE void rs_store_f16(uint16_t *p, rs_v x) {
   _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x.a, 8));
   _mm_storeu_si128((__m128i *)(p + 8), _mm256_cvtps_ph(x.b, 8));
 }
+RS_INLINE __m256 rs_load_quads8(const float *low, const float *high) {
+  return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
+}
+RS_INLINE rs_v rs_load_quads(const float *p, int64_t stride) {
+  return RS_V(rs_load_quads8(p, p + stride), rs_load_quads8(p + 2 * stride, p + 3 * stride));
+}
+RS_INLINE void rs_transpose_quads8(__m256 *a, __m256 *b, __m256 *c, __m256 *d) {
+  __m256d low01 = _mm256_castps_pd(_mm256_unpacklo_ps(*a, *b));
+  __m256d high01 = _mm256_castps_pd(_mm256_unpackhi_ps(*a, *b));
+  __m256d low23 = _mm256_castps_pd(_mm256_unpacklo_ps(*c, *d));
+  __m256d high23 = _mm256_castps_pd(_mm256_unpackhi_ps(*c, *d));
+  *a = _mm256_castpd_ps(_mm256_unpacklo_pd(low01, low23));
+  *b = _mm256_castpd_ps(_mm256_unpackhi_pd(low01, low23));
+  *c = _mm256_castpd_ps(_mm256_unpacklo_pd(high01, high23));
+  *d = _mm256_castpd_ps(_mm256_unpackhi_pd(high01, high23));
+}
+RS_INLINE void rs_transpose_quads(rs_v x[4]) {
+  rs_transpose_quads8(&x[0].a, &x[1].a, &x[2].a, &x[3].a);
+  rs_transpose_quads8(&x[0].b, &x[1].b, &x[2].b, &x[3].b);
+}
+RS_INLINE rs_v rs_swap1(rs_v x) {
+  return RS_V(_mm256_permute_ps(x.a, 0xb1), _mm256_permute_ps(x.b, 0xb1));
+}
+RS_INLINE rs_v rs_swap2(rs_v x) {
+  return RS_V(_mm256_permute_ps(x.a, 0x4e), _mm256_permute_ps(x.b, 0x4e));
+}
+RS_INLINE rs_v rs_swap4(rs_v x) {
+  return RS_V(_mm256_permute2f128_ps(x.a, x.a, 1), _mm256_permute2f128_ps(x.b, x.b, 1));
+}
+RS_INLINE rs_v rs_swap8(rs_v x) { return RS_V(x.b, x.a); }
+RS_INLINE float rs_lane0(rs_v x) { return _mm256_cvtss_f32(x.a); }
+RS_INLINE rs_v rs_even_twice(rs_v x) {
+  return RS_V(_mm256_moveldup_ps(x.a), _mm256_moveldup_ps(x.b));
+}
+RS_INLINE rs_v rs_odd_twice(rs_v x) {
+  return RS_V(_mm256_movehdup_ps(x.a), _mm256_movehdup_ps(x.b));
+}
 
 #else
 #include "simd_portable.h"
@@ -183,6 +248,20 @@ RS_INLINE float rs_hmax(rs_v x) {
   for (int half = 8; half; half /= 2)
     for (int i = 0; i < half; i++) t[i] = t[i] > t[i + half] ? t[i] : t[i + half];
   return t[0];
+}
+
+/* The lanes' sum or maximum in every lane; the sum is the tree of rs_sum. */
+RS_INLINE rs_v rs_sum_all(rs_v x) {
+  x = rs_add(x, rs_swap8(x));
+  x = rs_add(x, rs_swap4(x));
+  x = rs_add(x, rs_swap2(x));
+  return rs_add(x, rs_swap1(x));
+}
+RS_INLINE rs_v rs_max_all(rs_v x) {
+  x = rs_max(x, rs_swap8(x));
+  x = rs_max(x, rs_swap4(x));
+  x = rs_max(x, rs_swap2(x));
+  return rs_max(x, rs_swap1(x));
 }
 
 /* 2^n for n in [-126, 127]. */

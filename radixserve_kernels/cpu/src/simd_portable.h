@@ -128,4 +128,34 @@ RS_INLINE void rs_store_f16(uint16_t *p, rs_v x) {
   for (int i = 0; i < RS_LANES; i++) p[i] = rs_to_f16(t[i]);
 }
 
+#if defined(__clang__)
+#define RS_SHUFFLE(a, b, w, x, y, z) __builtin_shufflevector(a, b, w, x, y, z)
+#else
+#define RS_SHUFFLE(a, b, w, x, y, z) __builtin_shuffle(a, b, (rs_i4){w, x, y, z})
+#endif
+RS_INLINE rs_v rs_load_quads(const float *p, int64_t stride) {
+  rs_v out;
+  for (int i = 0; i < 4; i++) memcpy(&out.q[i], p + i * stride, sizeof out.q[i]);
+  return out;
+}
+RS_INLINE void rs_transpose_quads(rs_v x[4]) {
+  for (int i = 0; i < 4; i++) {
+    rs_f4 low01 = RS_SHUFFLE(x[0].q[i], x[1].q[i], 0, 4, 1, 5);
+    rs_f4 high01 = RS_SHUFFLE(x[0].q[i], x[1].q[i], 2, 6, 3, 7);
+    rs_f4 low23 = RS_SHUFFLE(x[2].q[i], x[3].q[i], 0, 4, 1, 5);
+    rs_f4 high23 = RS_SHUFFLE(x[2].q[i], x[3].q[i], 2, 6, 3, 7);
+    x[0].q[i] = RS_SHUFFLE(low01, low23, 0, 1, 4, 5);
+    x[1].q[i] = RS_SHUFFLE(low01, low23, 2, 3, 6, 7);
+    x[2].q[i] = RS_SHUFFLE(high01, high23, 0, 1, 4, 5);
+    x[3].q[i] = RS_SHUFFLE(high01, high23, 2, 3, 6, 7);
+  }
+}
+RS_INLINE rs_v rs_swap1(rs_v x) { RS_MADE(rs_v, RS_SHUFFLE(x.q[i], x.q[i], 1, 0, 3, 2)) }
+RS_INLINE rs_v rs_swap2(rs_v x) { RS_MADE(rs_v, RS_SHUFFLE(x.q[i], x.q[i], 2, 3, 0, 1)) }
+RS_INLINE rs_v rs_swap4(rs_v x) { RS_MADE(rs_v, x.q[i ^ 1]) }
+RS_INLINE rs_v rs_swap8(rs_v x) { RS_MADE(rs_v, x.q[i ^ 2]) }
+RS_INLINE float rs_lane0(rs_v x) { return x.q[0][0]; }
+RS_INLINE rs_v rs_even_twice(rs_v x) { RS_MADE(rs_v, RS_SHUFFLE(x.q[i], x.q[i], 0, 0, 2, 2)) }
+RS_INLINE rs_v rs_odd_twice(rs_v x) { RS_MADE(rs_v, RS_SHUFFLE(x.q[i], x.q[i], 1, 1, 3, 3)) }
+
 #endif
