@@ -39,6 +39,10 @@ class Shape:
         num_pages, _, num_kv_heads, page_size, head_size = pages.shape
         return cls(num_pages, num_heads, num_kv_heads, page_size, head_size)
 
+    @property
+    def pages(self) -> tuple[int, ...]:
+        return self.num_pages, 2, self.num_kv_heads, self.page_size, self.head_size
+
     def __post_init__(self) -> None:
         group = self.num_heads // max(self.num_kv_heads, 1)
         if min(self.num_kv_heads, group, self.page_size, self.head_size) < 1:
@@ -121,6 +125,8 @@ class AttentionPlan:
         )
         self._table = page_table  # kept alive, as what follows
         _check_rows(*self._rows, page_table, shape, window)
+        self.num_tokens = int(self._rows[1][-1])
+        self.q_shape = (self.num_tokens, shape.num_heads, shape.head_size)
         self._native = _Plan(
             page_size=shape.page_size,
             num_heads=shape.num_heads,
@@ -136,6 +142,7 @@ class AttentionPlan:
         self._parts = (parts or Parts()).room(vectors * (padded + 2))
         self._native.parts = self._parts.ctypes.data
         self._native.stats = self._native.parts + vectors * padded * self._parts.itemsize
+        self.address = ctypes.addressof(self._native)  # of the rs_plan, for C
 
     def _make(self) -> None:
         slot, start, kv_len = self._rows
@@ -170,10 +177,6 @@ class AttentionPlan:
             raise ValueError(f"a row needs a page that is none of {shape.num_pages}")
 
     @property
-    def num_tokens(self) -> int:
-        return int(self._rows[1][-1])
-
-    @property
     def num_tiles(self) -> int:
         """Pieces of rows with many new tokens; each reads its row's K/V."""
         return self._native.num_tiles
@@ -187,11 +190,6 @@ class AttentionPlan:
         return np.ctypeslib.as_array(
             ctypes.cast(self._native.items, POINTER(c_int32)), (count, 4)
         ).copy()
-
-    @property
-    def address(self) -> int:
-        """Of the rs_plan, for C."""
-        return ctypes.addressof(self._native)
 
 
 def paged_attention(
@@ -213,11 +211,12 @@ def paged_attention(
     Raises ValueError on shapes, dtypes, strides or devices that do not fit.
     """
     if out is None:
-        out = torch.empty((len(q), *q.shape[1:]), dtype=torch.float32)
+        out = torch.empty(plan.q_shape, dtype=torch.float32)
     _check(q, pages, plan, options, out)
-    if len(q):
+    if plan.num_tokens:
+        token, head, _ = q.stride()
         kernels().rs_attention(
-            plan.address, q.data_ptr(), q.stride(0), q.stride(1), pages.data_ptr(),
+            plan.address, q.data_ptr(), token, head, pages.data_ptr(),
             pages.dtype is torch.float16, out.data_ptr(), options.scale, options.softcap,
         )  # fmt: skip
     return out
@@ -252,22 +251,20 @@ def _check_rows(
 def _check(
     q: torch.Tensor, pages: torch.Tensor, plan: AttentionPlan, options: Options, out: torch.Tensor
 ) -> None:
-    shape = plan.shape
-    wanted = (plan.num_tokens, shape.num_heads, shape.head_size)
-    if q.shape != wanted or out.shape != wanted:
+    if q.shape != plan.q_shape or out.shape != plan.q_shape:
         raise ValueError(
-            f"q and out must be {wanted} as planned, are {tuple(q.shape)} and {tuple(out.shape)}"
+            f"q and out must be {plan.q_shape} as planned,"
+            f" are {tuple(q.shape)} and {tuple(out.shape)}"
         )
-    planned = (shape.num_pages, 2, shape.num_kv_heads, shape.page_size, shape.head_size)
-    if pages.shape != planned:
-        raise ValueError(f"pages must be {planned} as planned, are {tuple(pages.shape)}")
-    if q.dtype is not torch.float32 or out.dtype is not torch.float32:
+    if pages.shape != plan.shape.pages:
+        raise ValueError(f"pages must be {plan.shape.pages} as planned, are {tuple(pages.shape)}")
+    if not (q.dtype is out.dtype is torch.float32):
         raise ValueError(f"q and out must be float32, are {q.dtype} and {out.dtype}")
     if pages.dtype not in KV_DTYPES:
         raise ValueError(f"pages must be float32 or float16, are {pages.dtype}")
-    if any(t.device.type != "cpu" for t in (q, pages, out)):
+    if not (q.is_cpu and pages.is_cpu and out.is_cpu):
         raise ValueError("q, pages and out must be on the CPU")
-    if q.stride(-1) != 1 or not pages.is_contiguous() or not out.is_contiguous():
+    if not (q.stride(-1) == 1 and pages.is_contiguous() and out.is_contiguous()):
         raise ValueError("pages and out must be contiguous, the last stride of q 1")
     if options.window != plan.window:
         raise ValueError(f"the plan is for a window of {plan.window}, not {options.window}")

@@ -27,10 +27,10 @@ struct rs_plan; /* attention.h */
   X(rope_kv_write,                                                                           \
     (float *q, int64_t q_token, int64_t q_head, float *k, int64_t k_token, int64_t k_head,   \
      const float *v, int64_t v_token, int64_t v_head, const float *turn,                     \
-     const int64_t *slots, void *pages, int64_t is_half, int64_t page_size, int64_t tokens,  \
-     int64_t num_heads, int64_t num_kv_heads, int64_t size),                                 \
-    (q, q_token, q_head, k, k_token, k_head, v, v_token, v_head, turn, slots, pages,         \
-     is_half, page_size, tokens, num_heads, num_kv_heads, size))
+     const void *slots, int64_t is_wide, void *pages, int64_t is_half, int64_t page_size,    \
+     int64_t tokens, int64_t num_heads, int64_t num_kv_heads, int64_t size),                 \
+    (q, q_token, q_head, k, k_token, k_head, v, v_token, v_head, turn, slots, is_wide,       \
+     pages, is_half, page_size, tokens, num_heads, num_kv_heads, size))
 /* clang-format on */
 
 #endif

@@ -9,9 +9,9 @@ typedef struct {
   float *q, *k;
   const float *v, *turn;
   int64_t q_token, q_head, k_token, k_head, v_token, v_head;
-  const int64_t *slots;
+  const void *slots;
   char *pages;
-  int64_t is_half, page_size, tokens, num_heads, num_kv_heads, size, step;
+  int64_t is_wide, is_half, page_size, tokens, num_heads, num_kv_heads, size, step;
 } call;
 
 static const float signs[RS_LANES] = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1};
@@ -45,7 +45,12 @@ static void write_vector(void *to, const float *from, int64_t size, int64_t is_h
   }
 }
 
+static int64_t slot_of(const call *c, int64_t t) {
+  return c->is_wide ? ((const int64_t *)c->slots)[t] : ((const int32_t *)c->slots)[t];
+}
+
 static void do_token(const call *c, int64_t t) {
+  const int64_t slot = slot_of(c, t);
   if (c->turn) {
     const float *turn = c->turn + t * c->size;
     for (int64_t h = 0; h < c->num_heads; h++)
@@ -53,9 +58,9 @@ static void do_token(const call *c, int64_t t) {
     for (int64_t h = 0; h < c->num_kv_heads; h++)
       rotate(c->k + t * c->k_token + h * c->k_head, turn, c->size);
   }
-  if (c->slots[t] < 0) return;
+  if (slot < 0) return;
   int64_t vector = c->size * (c->is_half ? 2 : 4), head = c->page_size * vector;
-  int64_t page = c->slots[t] / c->page_size, offset = c->slots[t] % c->page_size;
+  int64_t page = slot / c->page_size, offset = slot % c->page_size;
   char *to = c->pages + page * 2 * c->num_kv_heads * head + offset * vector;
   for (int64_t h = 0; h < c->num_kv_heads; h++) {
     write_vector(to + h * head, c->k + t * c->k_token + h * c->k_head, c->size, c->is_half);
@@ -71,12 +76,12 @@ static void do_tokens(void *context, int64_t task) {
 }
 
 /* Strides of tokens and heads in floats. turn: [tokens, size] as pairs (cosine, sine), or NULL for
- * no rotation. slots: page * page_size + offset; below 0: K and V are not written. pages: as
- * attention's. */
+ * no rotation. slots: page * page_size + offset, int64_t or if not is_wide int32_t; below 0: K and
+ * V are not written. pages: as attention's. */
 void RS_NAME(rope_kv_write)(float *q, int64_t q_token, int64_t q_head, float *k, int64_t k_token,
                             int64_t k_head, const float *v, int64_t v_token, int64_t v_head,
-                            const float *turn, const int64_t *slots, void *pages, int64_t is_half,
-                            int64_t page_size, int64_t tokens, int64_t num_heads,
+                            const float *turn, const void *slots, int64_t is_wide, void *pages,
+                            int64_t is_half, int64_t page_size, int64_t tokens, int64_t num_heads,
                             int64_t num_kv_heads, int64_t size) {
   call c = {.q = q,
             .q_token = q_token,
@@ -89,6 +94,7 @@ void RS_NAME(rope_kv_write)(float *q, int64_t q_token, int64_t q_head, float *k,
             .v_head = v_head,
             .turn = turn,
             .slots = slots,
+            .is_wide = is_wide,
             .pages = pages,
             .is_half = is_half,
             .page_size = page_size,
