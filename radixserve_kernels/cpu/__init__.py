@@ -6,6 +6,7 @@ to use them: that is the caller's, who asks `available` first.
 """
 
 from radixserve_kernels.cpu.library import available, bodies, load, set_threads
+from radixserve_kernels.cpu.linear import PackedLinear
 from radixserve_kernels.cpu.norm import rms_norm
 
-__all__ = ["available", "bodies", "load", "rms_norm", "set_threads"]
+__all__ = ["PackedLinear", "available", "bodies", "load", "rms_norm", "set_threads"]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "src"
 NAME = "libradixserve_cpu.so"
-ONCE = ("dispatch.c", "pool.c")  # every other .c holds operators, compiled for each body
+ONCE = ("dispatch.c", "pack.c", "pool.c")  # every other .c holds operators, compiled for each body
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = (
     "-O3",

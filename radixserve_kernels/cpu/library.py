@@ -27,6 +27,10 @@ SIGNATURES = {
     "rs_set_threads": (INT, [INT]),
     "rs_parallel": (None, [TASK, PTR, INT]),
     "rs_rms_norm": (None, [PTR, INT, INT, PTR, PTR, PTR, INT, INT, INT, c_float]),
+    "rs_linear": (None, [PTR, INT, INT, INT, PTR, INT, PTR, INT, INT, PTR, INT, INT]),
+    "rs_pack": (None, [PTR, INT, INT, INT, INT, INT, PTR]),
+    "rs_packed_rows": (None, [PTR, INT, INT, PTR, INT, PTR]),
+    "rs_are_bf16": (c_int, [PTR, INT]),
 }
 
 

@@ -17,7 +17,12 @@
   X(rms_norm,                                                                                \
     (const float *x, int64_t x_token, int64_t x_head, const float *weight, float *residual,  \
      float *out, int64_t tokens, int64_t heads, int64_t size, float eps),                    \
-    (x, x_token, x_head, weight, residual, out, tokens, heads, size, eps))
+    (x, x_token, x_head, weight, residual, out, tokens, heads, size, eps))                   \
+  X(linear,                                                                                  \
+    (const void *weight, int64_t kind, int64_t inputs, int64_t panels, const float *bias,    \
+     int64_t mode, const float *x, int64_t x_row, int64_t rows, float *out, int64_t out_row, \
+     int64_t columns),                                                                       \
+    (weight, kind, inputs, panels, bias, mode, x, x_row, rows, out, out_row, columns))
 /* clang-format on */
 
 #endif
