@@ -147,6 +147,7 @@ static void many_rows(void *context, int64_t task) {
 void RS_NAME(linear)(const void *weight, int64_t kind, int64_t inputs, int64_t panels,
                      const float *bias, int64_t mode, const float *x, int64_t x_row, int64_t rows,
                      float *out, int64_t out_row, int64_t columns) {
+  if (rows == 0) return;
   int64_t groups = (panels + GROUP - 1) / GROUP;
   int64_t bytes = rs_panel_bytes(kind, inputs) * GROUP;
   struct linear a = {weight, bias,  x,    out,     kind,    inputs,

@@ -1,4 +1,4 @@
-"""The library compiled once for all tests, with warnings as errors; one thread unless they say; seeded."""
+"""The library compiled once for all tests, warnings as errors; seeded; one thread to begin with."""
 
 import pytest
 import torch
