@@ -30,6 +30,10 @@ SIGNATURES = {
     "rs_attention": (None, [PTR, PTR, INT, INT, PTR, INT, PTR, c_float, c_float]),
     "rs_rope_kv_write": (None, [PTR, INT, INT] * 3 + [PTR, PTR, INT, PTR] + [INT] * 6),
     "rs_rms_norm": (None, [PTR, INT, INT, PTR, PTR, PTR, INT, INT, INT, c_float]),
+    "rs_linear": (None, [PTR, INT, INT, INT, PTR, INT, PTR, INT, INT, PTR, INT, INT]),
+    "rs_pack": (None, [PTR, INT, INT, INT, INT, INT, PTR]),
+    "rs_packed_rows": (None, [PTR, INT, INT, PTR, INT, PTR]),
+    "rs_are_bf16": (c_int, [PTR, INT]),
 }
 
 

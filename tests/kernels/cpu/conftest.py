@@ -1,6 +1,7 @@
-"""The library compiled once for all tests, with warnings as errors; one thread unless they say."""
+"""The library compiled once for all tests, warnings as errors; seeded; one thread to begin with."""
 
 import pytest
+import torch
 
 from radixserve_kernels import cpu
 from radixserve_kernels.cpu import library
@@ -22,6 +23,7 @@ def own_library(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(autouse=True)
 def usual_settings(own_library):
+    torch.manual_seed(0)
     yield
     cpu.load()
     cpu.set_threads(1)

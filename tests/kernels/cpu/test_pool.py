@@ -108,6 +108,7 @@ def test_calls_from_two_threads_at_once():
     assert wrong == []
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # that of the threads, from 3.12 on
 def test_a_child_starts_threads_of_its_own():
     """In C alone: torch's own threads do not survive a fork."""
     cpu.set_threads(2)
