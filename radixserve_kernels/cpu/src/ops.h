@@ -30,7 +30,7 @@ struct rs_plan; /* attention.h */
      const void *slots, int64_t is_wide, void *pages, int64_t is_half, int64_t page_size,    \
      int64_t tokens, int64_t num_heads, int64_t num_kv_heads, int64_t size),                 \
     (q, q_token, q_head, k, k_token, k_head, v, v_token, v_head, turn, slots, is_wide,       \
-     pages, is_half, page_size, tokens, num_heads, num_kv_heads, size))\
+     pages, is_half, page_size, tokens, num_heads, num_kv_heads, size))                      \
   X(linear,                                                                                  \
     (const void *weight, int64_t kind, int64_t inputs, int64_t panels, const float *bias,    \
      int64_t mode, const float *x, int64_t x_row, int64_t rows, float *out, int64_t out_row, \
