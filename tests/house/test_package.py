@@ -1,4 +1,4 @@
-"""The wheel has the packages and nothing else; the pins are within the bounds that it declares."""
+"""The wheel has the packages, the CPU kernels and nothing else; pins are within its bounds."""
 
 import re
 import subprocess
@@ -45,7 +45,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 def test_the_wheel_has_every_file_of_the_packages(wheel: zipfile.ZipFile) -> None:
     built = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert built == {name for name in tracked() if name.startswith("radixserve")}
+    library = "radixserve_kernels/cpu/libradixserve_cpu.so"
+    assert built == {name for name in tracked() if name.startswith("radixserve")} | {library}
+
+
+def test_the_wheel_is_for_one_platform_and_any_python(wheel: zipfile.ZipFile) -> None:
+    name = next(name for name in wheel.namelist() if name.endswith(".dist-info/WHEEL"))
+    [tag] = [line for line in wheel.read(name).decode().splitlines() if line.startswith("Tag: ")]
+    assert tag.startswith("Tag: py3-none-") and not tag.endswith("-any")
 
 
 def test_the_wheel_says_how_to_start_it(wheel: zipfile.ZipFile) -> None:
