@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from radixserve.models.model import Attend
-from radixserve.models.operators import TORCH, Linear, Operators
+from radixserve.models.operators import TORCH, Operators, Packed, Table
 from radixserve.models.product import Product
 from radixserve.models.rotary import interleave, rotary_table, rotation
 from radixserve.models.spec import ModelSpec
@@ -31,12 +31,13 @@ class Layer(nn.Module):
     mlp_norm: Tensor
 
     def __init__(
-        self, spec: ModelSpec, empty: Callable[..., nn.Parameter], linear: Linear | None
+        self, spec: ModelSpec, empty: Callable[..., nn.Parameter], operators: Operators
     ) -> None:
         super().__init__()
 
-        def product(outputs: int, inputs: int, *, bias: bool) -> Product:
-            return Product(empty(outputs, inputs), empty(outputs) if bias else None, linear)
+        def product(outputs: int, inputs: int, *, bias: bool, gated: bool = False) -> Product:
+            weight, own = empty(outputs, inputs), empty(outputs) if bias else None
+            return Product(weight, own, operators, gated=gated)
 
         hidden, inner = spec.hidden_size, spec.intermediate_size
         q_size = spec.num_heads * spec.head_dim
@@ -48,7 +49,7 @@ class Layer(nn.Module):
         self.qk_norm = empty(rotated_heads, spec.head_dim) if spec.qk_norm else None
         self.output = product(hidden, q_size, bias=spec.o_bias)
         self.mlp_norm = empty(hidden)
-        self.gate_up = product(2 * inner, hidden, bias=spec.mlp_bias)
+        self.gate_up = product(2 * inner, hidden, bias=spec.mlp_bias, gated=True)
         self.down = product(hidden, inner, bias=spec.mlp_bias)
 
 
@@ -56,7 +57,7 @@ class Decoder(nn.Module):
     """A `Model`. Inference only. Weights are allocated once, uninitialised; `load` fills them."""
 
     capturable: ClassVar[bool] = True
-    embedding: nn.Parameter
+    embedding: nn.Parameter | None  # None once it is packed
     norm: nn.Parameter
     rotary: Tensor
     weight_bytes: int  # of all weights, in the form they are used in
@@ -78,13 +79,12 @@ class Decoder(nn.Module):
         self.spec = spec
         self.context_length = context_length
         self._operators = operators
-        self.embedding = empty(spec.vocab_size, spec.hidden_size)
-        self.layers = nn.ModuleList(
-            Layer(spec, empty, operators.linear) for _ in range(spec.num_layers)
-        )
+        self.embedding = embedding = empty(spec.vocab_size, spec.hidden_size)
+        self._table: Table | None = None
+        self.layers = nn.ModuleList(Layer(spec, empty, operators) for _ in range(spec.num_layers))
         self.norm = empty(spec.hidden_size)
         head = empty(spec.vocab_size, spec.hidden_size) if not spec.tie_embeddings else None
-        self.head = Product(self.embedding if head is None else head, None, operators.linear)
+        self.head = Product(embedding if head is None else head, None, operators)
         table = rotary_table(spec.rope, spec.head_dim, context_length)
         self.register_buffer("rotary", table.to(device), persistent=False)
 
@@ -95,12 +95,12 @@ class Decoder(nn.Module):
 
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend, wanted: Tensor) -> Tensor:
         """As `Model` says."""
-        spec, silu_mul = self.spec, self._operators.silu_mul
+        spec = self.spec
         rotated_heads = spec.num_heads + spec.num_kv_heads
         turn = rotation(self.rotary, positions)
         layers = list(self._layers())
         next_norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
-        x = self.embedding.index_select(0, tokens)  # from here on added to in place
+        x = self._embedded(tokens)  # from here on added to in place
         normed = self._normed(x, layers[0].attention_norm)
         for i, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
             qkv = layer.qkv(normed).view(-1, rotated_heads + spec.num_kv_heads, spec.head_dim)
@@ -111,7 +111,7 @@ class Decoder(nn.Module):
             if i == spec.num_layers - 1:  # from here on a token's result serves nobody else
                 x, mixed = x.index_select(0, wanted), mixed.index_select(0, wanted)
             normed = self._normed(layer.output(mixed), layer.mlp_norm, x)
-            normed = self._normed(layer.down(silu_mul(layer.gate_up(normed))), next_norm, x)
+            normed = self._normed(layer.down(layer.gate_up(normed)), next_norm, x)
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -128,6 +128,12 @@ class Decoder(nn.Module):
         window = "the model slides its window beyond, which needs --model-impl transformers"
         return window if self.spec.sliding_window else ""
 
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        if self._table is not None:
+            return self._table.rows(tokens.long())
+        assert self.embedding is not None, "it is packed or plain"
+        return self.embedding.index_select(0, tokens)
+
     def _layers(self) -> Iterable[Layer]:
         return cast(Iterable[Layer], self.layers)
 
@@ -143,13 +149,23 @@ class Decoder(nn.Module):
         with torch.inference_mode():
             for layer in self._layers():
                 self._interleave(layer)
-        size = sum(parameter.nbytes for parameter in self.parameters())
-        for module in self.modules():
-            if isinstance(module, Product):
-                module.pack()
-        if self.spec.tie_embeddings and self.head.weight is None:
-            size += self.embedding.nbytes  # the head is a second copy now
-        return size
+            for module in self.modules():
+                if isinstance(module, Product) and module is not self.head:
+                    module.pack()
+            self._pack_vocabulary()
+        packed = [m.packed for m in self.modules() if isinstance(m, Product)]
+        held: list[Packed | Tensor | None] = [*packed, self._table, *self.parameters()]
+        return sum({id(part): part.nbytes for part in held if part is not None}.values())
+
+    def _pack_vocabulary(self) -> None:
+        """Embedding and head: one copy if they are the same and may be, else what each needs."""
+        pack = self._operators.pack_table
+        if pack is not None:
+            assert self.embedding is not None, "weights are packed once"
+            self._table, self.embedding = pack(self.embedding), None
+            if self.spec.tie_embeddings:
+                self.head.take(self._table)
+        self.head.pack()
 
     def _interleave(self, layer: Layer) -> None:
         head_dim = self.spec.head_dim
@@ -167,6 +183,7 @@ class Decoder(nn.Module):
 
         More than one view only for the weights of the query and key norm, which every head shares.
         """
+        assert self.embedding is not None, "weights are filled before they are packed"
         named: dict[str, list[Tensor]] = {
             "model.embed_tokens.weight": [self.embedding],
             "model.norm.weight": [self.norm],

@@ -1,8 +1,7 @@
-"""What the decoder does in one call each: by torch, or by Triton kernels.
+"""What the decoder does in one call each: by torch, by Triton kernels, or by those for CPUs.
 
-Products are here only where a row of theirs must have the same bits in any batch; else `product`
-picks their form. An attention backend names the set that goes with it, and `load` gives it to the
-decoder. Rotation is not here: the backend does it as it writes the keys into pages.
+An attention backend names the set that goes with it, and `load` gives it to the decoder. Rotation
+is not here: the backend does it as it writes the keys into pages.
 """
 
 from collections.abc import Callable
@@ -12,6 +11,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from radixserve.models.onednn import OneDNN, can_pack
 
 
 class RMSNorm(Protocol):
@@ -29,12 +30,42 @@ class RMSNorm(Protocol):
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
+class Packed(Protocol):
+    """A product with weights of its own, in the form that is fast here."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, inputs] -> [T, outputs]; of `pack_gated`, silu(gate) * up [T, outputs / 2]."""
+        ...
+
+
+class Table(Packed, Protocol):
+    """A product whose weights can be read too, as an embedding's and a head's that are one are."""
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows of the weights, [n, inputs] float32, for indices [n] int64."""
+        ...
+
+
+# weight [outputs, inputs], bias [outputs] -> that; None: they had better stay as they are
+Pack = Callable[[Tensor, Tensor | None], Packed | None]
+
+
 class Operators(NamedTuple):
-    """One way to compute what is between the products, and with `linear` the products too."""
+    """One way to compute. A product's weights are packed once they are filled, if they can be.
+
+    `pack_gated`: gate and up projection with `silu_mul` behind them, in one. `pack_table`: an
+    embedding; without it embeddings stay plain, beside a head that is packed from the same weights.
+    """
 
     rms_norm: RMSNorm
     silu_mul: Callable[[Tensor], Tensor]  # [T, 2 * I], gate before up -> silu(gate) * up [T, I]
-    linear: Linear | None = None
+    linear: Linear = F.linear  # for weights that are not packed
+    pack: Pack = lambda weight, bias: None
+    pack_gated: Pack = lambda weight, bias: None
+    pack_table: Callable[[Tensor], Table] | None = None
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
@@ -52,7 +83,24 @@ def _silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
-TORCH = Operators(_rms_norm, _silu_mul)
+def _pack_onednn(weight: Tensor, bias: Tensor | None) -> Packed | None:
+    return OneDNN(weight, bias) if can_pack(weight) else None
+
+
+TORCH = Operators(_rms_norm, _silu_mul, pack=_pack_onednn)
+
+
+def _cpu(device: torch.device) -> Operators:
+    """The C kernels of `radixserve_kernels.cpu`, which have to be there."""
+    from radixserve_kernels.cpu import PackedLinear, rms_norm
+
+    return Operators(
+        rms_norm,
+        _silu_mul,
+        pack=PackedLinear.pack,
+        pack_gated=partial(PackedLinear.pack, gate_up=True),
+        pack_table=PackedLinear.pack,
+    )
 
 
 def _triton(device: torch.device) -> Operators:
@@ -80,6 +128,7 @@ def _triton_deterministic(device: torch.device) -> Operators:
 
 OPERATORS: dict[str, Callable[[torch.device], Operators]] = {
     "torch": lambda device: TORCH,
+    "cpu": _cpu,
     "triton": _triton,
     "triton-deterministic": _triton_deterministic,
 }
