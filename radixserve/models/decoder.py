@@ -6,18 +6,21 @@ computes the tokens of one step, whichever requests they belong to. Built and fi
 called by the worker.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from radixserve.models.blocks import Blocks
 from radixserve.models.model import Attend
 from radixserve.models.operators import TORCH, Operators, Packed, Table
 from radixserve.models.product import Product
 from radixserve.models.rotary import interleave, rotary_table, rotation
 from radixserve.models.spec import ModelSpec
 from radixserve_kernels.attention_options import Options
+
+EMBEDDING = "model.embed_tokens.weight"
 
 
 class Layer(nn.Module):
@@ -81,6 +84,7 @@ class Decoder(nn.Module):
         self._operators = operators
         self.embedding = embedding = empty(spec.vocab_size, spec.hidden_size)
         self._table: Table | None = None
+        self._table_kind = ""  # of the embedding's blocks, if it has some
         self.layers = nn.ModuleList(Layer(spec, empty, operators) for _ in range(spec.num_layers))
         self.norm = empty(spec.hidden_size)
         head = empty(spec.vocab_size, spec.hidden_size) if not spec.tie_embeddings else None
@@ -162,7 +166,9 @@ class Decoder(nn.Module):
         pack = self._operators.pack_table
         if pack is not None:
             assert self.embedding is not None, "weights are packed once"
-            self._table, self.embedding = pack(self.embedding), None
+            kind = self._table_kind
+            self._table = pack(Blocks(self.embedding, kind) if kind else self.embedding)
+            self.embedding = None
             if self.spec.tie_embeddings:
                 self.head.take(self._table)
         self.head.pack()
@@ -185,7 +191,7 @@ class Decoder(nn.Module):
         """
         assert self.embedding is not None, "weights are filled before they are packed"
         named: dict[str, list[Tensor]] = {
-            "model.embed_tokens.weight": [self.embedding],
+            EMBEDDING: [self.embedding],
             "model.norm.weight": [self.norm],
         }
         if not self.spec.tie_embeddings and self.head.weight is not None:
@@ -195,29 +201,60 @@ class Decoder(nn.Module):
                 named[f"model.layers.{i}.{name}"] = views
         return named
 
+    def take(self, blocks: Mapping[str, Blocks]) -> set[str]:
+        """Fill weights, named as in `checkpoint_tensors`, with blocks as they are.
+
+        Returns the names of those that are filled; the others have to become numbers: what the
+        operators have no code for, and what is joined with weights of another kind.
+        """
+        if not self._operators.takes_blocks:
+            return set()
+        taken = set()
+        for names, product in self._joined():
+            found = [blocks[name] for name in names if name in blocks]
+            if len(found) == len(names) and len({part.kind for part in found}) == 1:
+                product.fill(Blocks(torch.cat([part.data for part in found]), found[0].kind))
+                taken |= set(names)
+        if EMBEDDING in blocks:
+            data, self._table_kind = blocks[EMBEDDING]
+            self.embedding = nn.Parameter(data, requires_grad=False)
+            taken.add(EMBEDDING)
+        return taken
+
+    def _joined(self) -> Iterator[tuple[list[str], Product]]:
+        """Names of the weights that make up each product, in order."""
+        if not self.spec.tie_embeddings:
+            yield ["lm_head.weight"], self.head
+        for i, layer in enumerate(self._layers()):
+            for names, _, product in self._parts(layer):
+                yield [f"model.layers.{i}.{name}.weight" for name in names], product
+
     def _layer_tensors(self, layer: Layer) -> dict[str, list[Tensor]]:
+        named: dict[str, list[Tensor]] = {
+            "input_layernorm.weight": [layer.attention_norm],
+            "post_attention_layernorm.weight": [layer.mlp_norm],
+        }
+        for names, sizes, product in self._parts(layer):
+            for kind, whole in (("weight", product.weight), ("bias", product.bias)):
+                if whole is not None:
+                    parts = torch.split(whole, list(sizes))
+                    named |= {f"{n}.{kind}": [p] for n, p in zip(names, parts, strict=True)}
+        if layer.qk_norm is not None:
+            named["self_attn.q_norm.weight"] = list(layer.qk_norm[: self.spec.num_heads])
+            named["self_attn.k_norm.weight"] = list(layer.qk_norm[self.spec.num_heads :])
+        return named
+
+    def _parts(self, layer: Layer) -> Sequence[tuple[tuple[str, ...], tuple[int, ...], Product]]:
+        """Names and numbers of outputs of what each product joins."""
         spec = self.spec
         q, kv, inner = (
             spec.num_heads * spec.head_dim,
             spec.num_kv_heads * spec.head_dim,
             spec.intermediate_size,
         )
-        joined = (
+        return (
             (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), (q, kv, kv), layer.qkv),
             (("self_attn.o_proj",), (spec.hidden_size,), layer.output),
             (("mlp.gate_proj", "mlp.up_proj"), (inner, inner), layer.gate_up),
             (("mlp.down_proj",), (spec.hidden_size,), layer.down),
         )
-        named: dict[str, list[Tensor]] = {
-            "input_layernorm.weight": [layer.attention_norm],
-            "post_attention_layernorm.weight": [layer.mlp_norm],
-        }
-        for names, sizes, product in joined:
-            for kind, whole in (("weight", product.weight), ("bias", product.bias)):
-                if whole is not None:
-                    parts = torch.split(whole, list(sizes))
-                    named |= {f"{n}.{kind}": [p] for n, p in zip(names, parts, strict=True)}
-        if layer.qk_norm is not None:
-            named["self_attn.q_norm.weight"] = list(layer.qk_norm[: spec.num_heads])
-            named["self_attn.k_norm.weight"] = list(layer.qk_norm[spec.num_heads :])
-        return named

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from radixserve.models.blocks import Blocks
 from radixserve.models.onednn import OneDNN, can_pack
 
 
@@ -49,8 +50,9 @@ class Table(Packed, Protocol):
         ...
 
 
-# weight [outputs, inputs], bias [outputs] -> that; None: they had better stay as they are
-Pack = Callable[[Tensor, Tensor | None], Packed | None]
+Weights = Tensor | Blocks  # [outputs, inputs]
+# weights, bias [outputs] -> that; None: they had better stay as they are
+Pack = Callable[[Weights, Tensor | None], Packed | None]
 
 
 class Operators(NamedTuple):
@@ -65,7 +67,8 @@ class Operators(NamedTuple):
     linear: Linear = F.linear  # for weights that are not packed
     pack: Pack = lambda weight, bias: None
     pack_gated: Pack = lambda weight, bias: None
-    pack_table: Callable[[Tensor], Table] | None = None
+    pack_table: Callable[[Weights], Table] | None = None
+    takes_blocks: bool = False  # whether these can pack blocks; all others get numbers
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
@@ -83,8 +86,9 @@ def _silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
-def _pack_onednn(weight: Tensor, bias: Tensor | None) -> Packed | None:
-    return OneDNN(weight, bias) if can_pack(weight) else None
+def _pack_onednn(weights: Weights, bias: Tensor | None) -> Packed | None:
+    assert not isinstance(weights, Blocks), "these operators take numbers"
+    return OneDNN(weights, bias) if can_pack(weights) else None
 
 
 TORCH = Operators(_rms_norm, _silu_mul, pack=_pack_onednn)
@@ -94,12 +98,18 @@ def _cpu(device: torch.device) -> Operators:
     """The C kernels of `radixserve_kernels.cpu`, which have to be there."""
     from radixserve_kernels.cpu import PackedLinear, rms_norm
 
+    def pack(weights: Weights, bias: Tensor | None = None, *, gated: bool = False) -> PackedLinear:
+        if isinstance(weights, Blocks):
+            return PackedLinear.pack_blocks(*weights, bias, gate_up=gated)
+        return PackedLinear.pack(weights, bias, gate_up=gated)
+
     return Operators(
         rms_norm,
         _silu_mul,
-        pack=PackedLinear.pack,
-        pack_gated=partial(PackedLinear.pack, gate_up=True),
-        pack_table=PackedLinear.pack,
+        pack=pack,
+        pack_gated=partial(pack, gated=True),
+        pack_table=pack,
+        takes_blocks=True,
     )
 
 

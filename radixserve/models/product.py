@@ -5,13 +5,15 @@
 
 from torch import Tensor, nn
 
-from radixserve.models.operators import Operators, Packed
+from radixserve.models.blocks import Blocks
+from radixserve.models.operators import Operators, Packed, Weights
 
 
 class Product(nn.Module):
     """x [T, inputs] -> x @ weight.T (+ bias) [T, outputs], or silu of its first half * its second.
 
-    `weight` [outputs, inputs] and `bias` are None once they are packed.
+    `weight` [outputs, inputs] and `bias` are None once they are packed. With a `kind`, `weight` has
+    the bytes of such blocks instead, and has to be packed.
     """
 
     weight: nn.Parameter | None
@@ -28,17 +30,24 @@ class Product(nn.Module):
         super().__init__()
         self.weight = weight
         self.bias = bias
+        self.kind = ""
         self._operators = operators
         self._gated = gated
         self._fused = False  # the packed product does what stands behind a gated one too
         self.packed: Packed | None = None
+
+    def fill(self, blocks: Blocks) -> None:
+        """Have these for weights."""
+        self.weight = nn.Parameter(blocks.data, requires_grad=False)
+        self.kind = blocks.kind
 
     def pack(self) -> None:
         """Give up the weights, once they are filled, for the form that is fast here."""
         if self.packed is not None:
             return
         assert self.weight is not None, "weights are packed or plain"
-        packed = self._pack(self.weight, self.bias)
+        weights = Blocks(self.weight, self.kind) if self.kind else self.weight
+        packed = self._pack(weights, self.bias)
         if packed is not None:
             self.take(packed)
 
@@ -47,11 +56,11 @@ class Product(nn.Module):
         self.packed = packed
         self.weight = self.bias = None
 
-    def _pack(self, weight: Tensor, bias: Tensor | None) -> Packed | None:
-        if self._gated and (packed := self._operators.pack_gated(weight, bias)):
+    def _pack(self, weights: Weights, bias: Tensor | None) -> Packed | None:
+        if self._gated and (packed := self._operators.pack_gated(weights, bias)):
             self._fused = True
             return packed
-        return self._operators.pack(weight, bias)
+        return self._operators.pack(weights, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.packed is not None:

@@ -6,8 +6,6 @@ output is one chain of fused additions over the inputs in their order: its bits 
 row of x alone. The twin is `reference.matmul`, and with `gate_up` `reference.silu_mul` after it.
 """
 
-from typing import Literal
-
 import torch
 
 from radixserve_kernels.cpu.library import kernels
@@ -18,8 +16,6 @@ KINDS = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1")  # numbered as in src/panel.h
 BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}  # in the file
 PACKED_BYTES = {"F32": 4 * BLOCK, "BF16": 2 * BLOCK, **BLOCK_BYTES}  # of an output's 32 inputs
 PLAIN, ADD, SILU_MUL = range(3)  # as in src/linear.c
-
-Kind = Literal["Q8_0", "Q4_0", "Q4_1"]
 
 
 class PackedLinear:
@@ -75,7 +71,7 @@ class PackedLinear:
     def pack_blocks(
         cls,
         blocks: torch.Tensor,
-        kind: Kind,
+        kind: str,
         bias: torch.Tensor | None = None,
         *,
         gate_up: bool = False,
