@@ -151,8 +151,9 @@ void RS_NAME(linear)(const void *weight, int64_t kind, int64_t inputs, int64_t p
   if (rows == 0) return;
   int64_t groups = (panels + GROUP - 1) / GROUP;
   int64_t bytes = rs_panel_bytes(kind, inputs) * GROUP;
-  int64_t enough = 4 * rs_threads() * ROWS;
-  int64_t rows_a_task = rs_threads() > 1 && rows * groups < enough ? FEWER_ROWS : ROWS;
+  int64_t most = rs_threads() > 1 && rows * groups < 4 * rs_threads() * ROWS ? FEWER_ROWS : ROWS;
+  int64_t tasks_of_rows = (rows + most - 1) / most; /* as equal as can be */
+  int64_t rows_a_task = (rows + tasks_of_rows - 1) / tasks_of_rows;
   struct linear a = {
       .weight = weight, .kind = kind, .inputs = inputs, .panels = panels, .bias = bias,
       .mode = mode, .x = x, .x_row = x_row, .rows = rows, .out = out, .out_row = out_row,
@@ -162,5 +163,5 @@ void RS_NAME(linear)(const void *weight, int64_t kind, int64_t inputs, int64_t p
   if (rows <= MOST_ROWS)
     rs_parallel(few_rows, &a, (groups + a.groups_a_task - 1) / a.groups_a_task);
   else
-    rs_parallel(many_rows, &a, (rows + rows_a_task - 1) / rows_a_task * groups);
+    rs_parallel(many_rows, &a, tasks_of_rows * groups);
 }
