@@ -1,4 +1,4 @@
-/* Products of rows with packed weights: which rows and panels go together, and what becomes of sums.
+/* Products of rows with packed weights: which rows and panels go together, what becomes of sums.
  *
  * Few rows read the weights once, in the form they have. Many rows turn a part of the weights into
  * float32 first, which stays in the second-level cache while all of them use it.
@@ -59,7 +59,7 @@ static void finish(const struct linear *a, const float *sums, int64_t row, int64
   }
 }
 
-/* All inputs of `rows` rows, at most MOST_ROWS, for a group of panels, `weight` pointing to each. */
+/* All inputs of `rows` rows, from 1 to MOST_ROWS, for a group of panels that `weight` points to. */
 RS_INLINE void multiply(int64_t kind, const float *x, int64_t x_row, int64_t rows,
                         const uint8_t *const *weight, int64_t inputs, float *sums, int add) {
   for (int p = 0; p < GROUP; p += PANELS(kind, rows))
