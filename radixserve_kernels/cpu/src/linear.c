@@ -8,7 +8,8 @@
 #include "pool.h"
 
 #define INPUTS 512      /* of a part: GROUP panels of it are 128 KiB as float32 */
-#define ROWS 128        /* of a task */
+#define ROWS 256        /* of a task, at most */
+#define FEWER_ROWS 96   /* where that would be too few tasks for the threads */
 #define TASK_BYTES 65536 /* of weights, at least, where the rows are few */
 
 enum { PLAIN, ADD, SILU_MUL };
@@ -18,7 +19,7 @@ struct linear {
   const float *bias, *x; /* bias: one value for each output of each panel, or none */
   float *out;
   int64_t kind, inputs, panels, mode, x_row, rows, out_row, columns;
-  int64_t groups_a_task, tasks_of_panels;
+  int64_t groups_a_task, rows_a_task, groups;
 };
 
 RS_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -121,8 +122,8 @@ static void unpack(int64_t kind, const uint8_t *weight, int64_t inputs, float *o
 static void many_rows(void *context, int64_t task) {
   const struct linear *a = context;
   _Alignas(64) float sums[ROWS * GROUP * RS_PANEL], whole[GROUP * INPUTS * RS_PANEL];
-  int64_t row = task / a->tasks_of_panels * ROWS, rows = least(ROWS, a->rows - row);
-  int64_t panel = task % a->tasks_of_panels * GROUP;
+  int64_t row = task / a->groups * a->rows_a_task, rows = least(a->rows_a_task, a->rows - row);
+  int64_t panel = task % a->groups * GROUP;
   int64_t tiles_of_rows = (rows + MOST_ROWS - 1) / MOST_ROWS;
   int64_t parts = (a->inputs + INPUTS - 1) / INPUTS;
   int64_t part = ((a->inputs + parts - 1) / parts + RS_BLOCK - 1) / RS_BLOCK * RS_BLOCK;
@@ -150,11 +151,16 @@ void RS_NAME(linear)(const void *weight, int64_t kind, int64_t inputs, int64_t p
   if (rows == 0) return;
   int64_t groups = (panels + GROUP - 1) / GROUP;
   int64_t bytes = rs_panel_bytes(kind, inputs) * GROUP;
-  struct linear a = {weight, bias,  x,    out,     kind,    inputs,
-                     panels, mode,  x_row, rows,   out_row, columns,
-                     TASK_BYTES / (bytes + 1) + 1, groups};
+  int64_t enough = 4 * rs_threads() * ROWS;
+  int64_t rows_a_task = rs_threads() > 1 && rows * groups < enough ? FEWER_ROWS : ROWS;
+  struct linear a = {
+      .weight = weight, .kind = kind, .inputs = inputs, .panels = panels, .bias = bias,
+      .mode = mode, .x = x, .x_row = x_row, .rows = rows, .out = out, .out_row = out_row,
+      .columns = columns, .groups_a_task = TASK_BYTES / (bytes + 1) + 1,
+      .rows_a_task = rows_a_task, .groups = groups,
+  };
   if (rows <= MOST_ROWS)
     rs_parallel(few_rows, &a, (groups + a.groups_a_task - 1) / a.groups_a_task);
   else
-    rs_parallel(many_rows, &a, (rows + ROWS - 1) / ROWS * groups);
+    rs_parallel(many_rows, &a, (rows + rows_a_task - 1) / rows_a_task * groups);
 }

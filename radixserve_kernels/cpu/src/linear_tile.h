@@ -28,6 +28,7 @@
 #endif
 #define GROUP 4 /* panels that are worked on together */
 #define MOST_SUMS 24
+#define AHEAD 1024 /* bytes of a panel; blocks are better off without: they wait for arithmetic */
 
 /* Weights of inputs 2j and 2j + 1 of a block, whose codes are at `codes`. */
 RS_INLINE void pair_of_weights(const int kind, const uint8_t *codes, rs_v d, rs_v m, rs_v *even,
@@ -37,12 +38,12 @@ RS_INLINE void pair_of_weights(const int kind, const uint8_t *codes, rs_v d, rs_
     *odd = rs_mul(rs_to_float(rs_load_i8((const int8_t *)codes + RS_PANEL)), d);
   } else if (kind == RS_Q4_0) {
     rs_i bytes = rs_load_i8((const int8_t *)codes);
-    *even = rs_mul(d, rs_to_float(rs_sar(rs_shl(bytes, 28), 28)));
-    *odd = rs_mul(d, rs_to_float(rs_sar(bytes, 4)));
+    *even = rs_mul(d, rs_low4(1, bytes));
+    *odd = rs_mul(d, rs_high4(1, bytes));
   } else { /* d * code is exact in float32, so fused or not it is rounded once */
     rs_i bytes = rs_load_u8(codes);
-    *even = rs_fma(d, rs_to_float(rs_iand(bytes, rs_iset1(15))), m);
-    *odd = rs_fma(d, rs_to_float(rs_shr(bytes, 4)), m);
+    *even = rs_fma(d, rs_low4(0, bytes), m);
+    *odd = rs_fma(d, rs_high4(0, bytes), m);
   }
 }
 
@@ -57,10 +58,16 @@ RS_INLINE void add_products(const int rows, const int panels, const float *x, in
 
 RS_INLINE void add_plain(const int kind, const int rows, const int panels, const float *x,
                          int64_t x_row, const uint8_t *const *weight, int64_t inputs, rs_v *sums) {
+  const int64_t input_bytes = rs_panel_bytes(kind, 1);
+  const int is_far = kind == RS_BF16 || rows <= 4; /* many rows bring float32 near before */
   const uint8_t *from[GROUP];
   RS_UNROLL for (int p = 0; p < panels; p++) from[p] = weight[p];
   for (int64_t k = 0; k < inputs; k++) {
     rs_v w[GROUP];
+    if (is_far) {
+      RS_UNROLL for (int p = 0; p < panels; p++)
+        __builtin_prefetch(from[p] + k * input_bytes + AHEAD);
+    }
     RS_UNROLL for (int p = 0; p < panels; p++)
       w[p] = kind == RS_F32 ? rs_load((const float *)from[p] + k * RS_PANEL)
                             : rs_load_bf16((const uint16_t *)from[p] + k * RS_PANEL);

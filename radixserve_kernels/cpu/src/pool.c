@@ -21,6 +21,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define MAX_THREADS 256
+#define STACK_BYTES (4 << 20) /* tasks keep their scratch there; some systems' threads have little */
 #define SPIN_NS 5000 /* then a thread sleeps: waiting must not take cores from others */
 #define CHECK_EVERY 32 /* pauses between two looks at the clock */
 
@@ -95,10 +96,13 @@ static void *worker(void *unused) {
 
 /* Under `owner`. A thread that the system does not give is done without. */
 static void start_workers(int64_t count) {
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, STACK_BYTES);
   sigset_t all, before;
   sigfillset(&all); /* signals are for the program's own threads */
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  while (started < count && pthread_create(&workers[started], NULL, worker, NULL) == 0) {
+  while (started < count && pthread_create(&workers[started], &attributes, worker, NULL) == 0) {
 #ifdef __linux__
     char name[16]; /* as long as Linux takes */
     snprintf(name, sizeof name, "rs-cpu-%u", (unsigned)(started + 1) % 1000u);
@@ -107,6 +111,7 @@ static void start_workers(int64_t count) {
     started++;
   }
   pthread_sigmask(SIG_SETMASK, &before, NULL);
+  pthread_attr_destroy(&attributes);
 }
 
 static void open_job(rs_task *task, void *context, int64_t tasks) {

@@ -61,6 +61,15 @@ RS_INLINE rs_i rs_load_i8(const int8_t *p) {
 RS_INLINE rs_i rs_load_u16(const uint16_t *p) {
   return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
 }
+/* Of bytes that hold two codes of four bits: the low one, the high one; with or without sign. */
+RS_INLINE rs_v rs_low4(const int is_signed, rs_i bytes) {
+  __m512 values = is_signed ? _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1)
+                            : _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return _mm512_permutexvar_ps(bytes, values); /* looks at four bits */
+}
+RS_INLINE rs_v rs_high4(const int is_signed, rs_i bytes) {
+  return rs_low4(is_signed, rs_shr(bytes, 4));
+}
 RS_INLINE rs_v rs_load_f16(const uint16_t *p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 }
@@ -227,6 +236,17 @@ RS_INLINE rs_v rs_odd_twice(rs_v x) {
 #endif
 
 /* ---- the same source for all bodies ---- */
+
+#ifndef RS_BODY_AVX512
+/* Of bytes that hold two codes of four bits: the low one, the high one; with or without sign. The
+ * bytes are extended in the same way. */
+RS_INLINE rs_v rs_low4(const int is_signed, rs_i bytes) {
+  return rs_to_float(is_signed ? rs_sar(rs_shl(bytes, 28), 28) : rs_iand(bytes, rs_iset1(15)));
+}
+RS_INLINE rs_v rs_high4(const int is_signed, rs_i bytes) {
+  return rs_to_float(is_signed ? rs_sar(bytes, 4) : rs_shr(bytes, 4));
+}
+#endif
 
 RS_INLINE rs_v rs_zero(void) { return rs_set1(0.0f); }
 
