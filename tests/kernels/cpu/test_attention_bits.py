@@ -190,7 +190,7 @@ def test_what_a_token_does_not_see_changes_none_of_its_bits(half, poison, dtype,
 
 
 @settings(
-    max_examples=80,
+    max_examples=50,
     deadline=None,
     derandomize=True,
     phases=[Phase.generate, Phase.shrink],
