@@ -38,14 +38,21 @@ class PackedLinear:
         bias: torch.Tensor | None,
         gate_up: bool,
     ) -> None:
+        """`panels` uint8 and `bias` are laid out as `pack` makes them; they may be mapped files."""
         self.kind = kind
         self.inputs = inputs
         self.outputs = outputs  # rows of the weights, gate and up both
         self.gate_up = gate_up
         self.columns = outputs // 2 if gate_up else outputs  # of a result
-        self._panels = panels
-        self._num_panels = num_panels(outputs, gate_up)
-        self._bias = bias
+        self.panels = panels
+        self.bias = bias
+        self._weight = (  # what every call begins with
+            panels.data_ptr(),
+            KINDS.index(kind),
+            inputs,
+            num_panels(outputs, gate_up),
+            None if bias is None else bias.data_ptr(),
+        )
 
     @classmethod
     def pack(
@@ -62,8 +69,8 @@ class PackedLinear:
                 "weight must be [outputs, inputs] of float32 or bfloat16,"
                 f" is {tuple(weight.shape)} of {weight.dtype}"
             )
-        if weight.shape[1] > 1 and weight.stride(1) != 1:
-            raise ValueError("the last stride of weight must be 1")
+        if not weight.is_cpu or (weight.shape[1] > 1 and weight.stride(1) != 1):
+            raise ValueError("weight must be on the CPU, its last stride 1")
         if weight.dtype is torch.float32 and _is_bf16(weight):
             weight = weight.bfloat16()
         kind = "F32" if weight.dtype is torch.float32 else "BF16"
@@ -92,8 +99,8 @@ class PackedLinear:
                 f"blocks of {kind} must be uint8 [outputs, blocks * {size}],"
                 f" are {tuple(blocks.shape)} of {blocks.dtype}"
             )
-        if blocks.stride(1) != 1:
-            raise ValueError("the last stride of blocks must be 1")
+        if not blocks.is_cpu or blocks.stride(1) != 1:
+            raise ValueError("blocks must be on the CPU, their last stride 1")
         outputs, inputs = blocks.shape[0], blocks.shape[1] // size * BLOCK
         return cls._packed(blocks, kind, blocks.stride(0), outputs, inputs, bias, gate_up)
 
@@ -108,8 +115,6 @@ class PackedLinear:
         bias: torch.Tensor | None,
         gate_up: bool,
     ) -> "PackedLinear":
-        if weight.device.type != "cpu":
-            raise ValueError(f"weights must be on the CPU, are on {weight.device}")
         if outputs < 1 or inputs < 1 or (gate_up and outputs % 2):
             raise ValueError(
                 "there must be at least one input and output, and pairs of gate and up,"
@@ -133,7 +138,7 @@ class PackedLinear:
     @property
     def nbytes(self) -> int:
         """Of the packed weights and the bias."""
-        return self._panels.nbytes + (0 if self._bias is None else self._bias.nbytes)
+        return self.panels.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def __call__(
         self,
@@ -153,21 +158,18 @@ class PackedLinear:
             raise ValueError("a residual goes neither with out nor with gate_up")
         target = out if residual is None else residual
         if target is None:
-            target = torch.empty((x.shape[0], self.columns), dtype=torch.float32)
-        _check_rows("the result", target, self.columns)
-        if target.shape[0] != x.shape[0]:
-            raise ValueError(f"the result must have {x.shape[0]} rows, has {target.shape[0]}")
+            target = torch.empty((len(x), self.columns), dtype=torch.float32)
+        else:
+            _check_rows("the result", target, self.columns)
+            if len(target) != len(x):
+                raise ValueError(f"the result must have {len(x)} rows, has {len(target)}")
         mode = SILU_MUL if self.gate_up else PLAIN if residual is None else ADD
         kernels().rs_linear(
-            self._panels.data_ptr(),
-            KINDS.index(self.kind),
-            self.inputs,
-            self._num_panels,
-            None if self._bias is None else self._bias.data_ptr(),
+            *self._weight,
             mode,
             x.data_ptr(),
             x.stride(0),
-            x.shape[0],
+            len(x),
             target.data_ptr(),
             target.stride(0),
             self.columns,
@@ -190,9 +192,7 @@ class PackedLinear:
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self.outputs:
             raise ValueError(f"indices must be from 0 to {self.outputs - 1}")
         kernels().rs_packed_rows(
-            self._panels.data_ptr(),
-            KINDS.index(self.kind),
-            self.inputs,
+            *self._weight[:3],
             indices.data_ptr(),
             len(indices),
             out.data_ptr(),
@@ -226,5 +226,5 @@ def _in_panels(bias: torch.Tensor, outputs: int, gate_up: bool) -> torch.Tensor:
 def _check_rows(name: str, x: torch.Tensor, size: int) -> None:
     if x.dim() != 2 or x.shape[1] != size or x.dtype is not torch.float32:
         raise ValueError(f"{name} must be [T, {size}] float32, is {tuple(x.shape)} of {x.dtype}")
-    if x.device.type != "cpu" or (size > 1 and x.stride(1) != 1):
+    if not x.is_cpu or (size > 1 and x.stride(1) != 1):
         raise ValueError(f"{name} must be on the CPU, its last stride 1")

@@ -21,19 +21,19 @@ def rms_norm(
     Raises ValueError on shapes, dtypes, strides or devices that do not fit.
     """
     _check(x, weight, residual)
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = torch.empty(x.shape, dtype=torch.float32)
     if out.numel():
-        heads = 1 if x.dim() == 2 else x.shape[1]
+        *heads, size = weight.shape
         kernels().rs_rms_norm(
             x.data_ptr(),
             x.stride(0),
-            0 if x.dim() == 2 else x.stride(1),
+            x.stride(1) if heads else 0,
             weight.data_ptr(),
             None if residual is None else residual.data_ptr(),
             out.data_ptr(),
-            x.shape[0],
-            heads,
-            x.shape[-1],
+            len(x),
+            heads[0] if heads else 1,
+            size,
             eps,
         )
     return out
@@ -46,14 +46,19 @@ def _check(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None)
         raise ValueError(
             f"weight must be {tuple(x.shape[1:])} as x's rows are, is {tuple(weight.shape)}"
         )
-    if residual is not None and residual.shape != x.shape:
-        raise ValueError(
-            f"residual must have x's shape {tuple(x.shape)}, has {tuple(residual.shape)}"
-        )
-    for tensor in (x, weight) if residual is None else (x, weight, residual):
-        if tensor.dtype is not torch.float32 or tensor.device.type != "cpu":
-            raise ValueError(f"tensors must be float32 on the CPU, one is {tensor.dtype}")
     if x.stride(-1) != 1 or not weight.is_contiguous():
         raise ValueError("the last stride of x must be 1, weight contiguous")
-    if residual is not None and not residual.is_contiguous():
-        raise ValueError("residual must be contiguous")
+    _check_kind(x)
+    _check_kind(weight)
+    if residual is not None:
+        if residual.shape != x.shape or not residual.is_contiguous():
+            raise ValueError(
+                f"residual must have x's shape {tuple(x.shape)} and be contiguous,"
+                f" is {tuple(residual.shape)}"
+            )
+        _check_kind(residual)
+
+
+def _check_kind(tensor: torch.Tensor) -> None:
+    if tensor.dtype is not torch.float32 or not tensor.is_cpu:
+        raise ValueError(f"tensors must be float32 on the CPU, one is {tensor.dtype}")

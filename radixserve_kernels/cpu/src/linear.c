@@ -1,4 +1,4 @@
-/* Products of rows with packed weights: which rows and panels go together, and what becomes of sums.
+/* Products of rows with packed weights: which rows and panels go together, what becomes of sums.
  *
  * Few rows read the weights once, in the form they have. Many rows turn a part of the weights into
  * float32 first, which stays in the second-level cache while all of them use it.
@@ -59,7 +59,7 @@ static void finish(const struct linear *a, const float *sums, int64_t row, int64
   }
 }
 
-/* All inputs of `rows` rows, at most MOST_ROWS, for a group of panels, `weight` pointing to each. */
+/* All inputs of `rows` rows, from 1 to MOST_ROWS, for a group of panels that `weight` points to. */
 RS_INLINE void multiply(int64_t kind, const float *x, int64_t x_row, int64_t rows,
                         const uint8_t *const *weight, int64_t inputs, float *sums, int add) {
   for (int p = 0; p < GROUP; p += PANELS(kind, rows))
@@ -151,8 +151,9 @@ void RS_NAME(linear)(const void *weight, int64_t kind, int64_t inputs, int64_t p
   if (rows == 0) return;
   int64_t groups = (panels + GROUP - 1) / GROUP;
   int64_t bytes = rs_panel_bytes(kind, inputs) * GROUP;
-  int64_t enough = 4 * rs_threads() * ROWS;
-  int64_t rows_a_task = rs_threads() > 1 && rows * groups < enough ? FEWER_ROWS : ROWS;
+  int64_t most = rs_threads() > 1 && rows * groups < 4 * rs_threads() * ROWS ? FEWER_ROWS : ROWS;
+  int64_t tasks_of_rows = (rows + most - 1) / most; /* as equal as can be */
+  int64_t rows_a_task = (rows + tasks_of_rows - 1) / tasks_of_rows;
   struct linear a = {
       .weight = weight, .kind = kind, .inputs = inputs, .panels = panels, .bias = bias,
       .mode = mode, .x = x, .x_row = x_row, .rows = rows, .out = out, .out_row = out_row,
@@ -162,5 +163,5 @@ void RS_NAME(linear)(const void *weight, int64_t kind, int64_t inputs, int64_t p
   if (rows <= MOST_ROWS)
     rs_parallel(few_rows, &a, (groups + a.groups_a_task - 1) / a.groups_a_task);
   else
-    rs_parallel(many_rows, &a, (rows + rows_a_task - 1) / rows_a_task * groups);
+    rs_parallel(many_rows, &a, tasks_of_rows * groups);
 }

@@ -15,7 +15,7 @@ struct norm {
   float eps;
 };
 
-/* 16 values of the row from i on, zeros beyond its end; added into the residual where there is one. */
+/* 16 values of the row from i on, zeros beyond its end; added into the residual if there is one. */
 RS_INLINE rs_v summed(const float *x, float *residual, int64_t i, int64_t size) {
   int left = size - i < RS_LANES ? (int)(size - i) : RS_LANES;
   rs_v value = left == RS_LANES ? rs_load(x + i) : rs_load_n(x + i, left);

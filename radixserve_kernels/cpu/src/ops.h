@@ -1,4 +1,4 @@
-/* The operators that Python calls: each is compiled once for every body, and called through a table.
+/* The operators that Python calls: compiled once for every body, and called through a table.
  *
  * RS_OPS(X) lists X(name, parameters, arguments). A source defines `void RS_NAME(name) parameters`;
  * dispatch.c exports `rs_name` with the same parameters. library.py declares them once more.

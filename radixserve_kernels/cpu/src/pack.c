@@ -53,9 +53,11 @@ static void pack_panel(void *context, int64_t panel) {
     if (row < 0) continue;
     const uint8_t *from = a->weight + row * a->row_bytes;
     if (a->kind == RS_F32) {
-      for (int64_t k = 0; k < a->inputs; k++) memcpy(out + (k * RS_PANEL + lane) * 4, from + k * 4, 4);
+      for (int64_t k = 0; k < a->inputs; k++)
+        memcpy(out + (k * RS_PANEL + lane) * 4, from + k * 4, 4);
     } else if (a->kind == RS_BF16) {
-      for (int64_t k = 0; k < a->inputs; k++) memcpy(out + (k * RS_PANEL + lane) * 2, from + k * 2, 2);
+      for (int64_t k = 0; k < a->inputs; k++)
+        memcpy(out + (k * RS_PANEL + lane) * 2, from + k * 2, 2);
     } else {
       pack_blocks(a->kind, from, lane, a->inputs, out);
     }

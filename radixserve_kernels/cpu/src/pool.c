@@ -21,7 +21,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define MAX_THREADS 256
-#define STACK_BYTES (4 << 20) /* tasks keep their scratch there; some systems' threads have little */
+#define STACK_BYTES (4 << 20) /* tasks keep their scratch there, and the default may be small */
 #define SPIN_NS 5000 /* then a thread sleeps: waiting must not take cores from others */
 #define CHECK_EVERY 32 /* pauses between two looks at the clock */
 

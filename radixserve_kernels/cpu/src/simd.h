@@ -1,4 +1,4 @@
-/* Vectors of 16 floats, the same for every body: one AVX-512 register, two of AVX2, four of 128 bits.
+/* Vectors of 16 floats for every body: one AVX-512 register, two of AVX2, four of 128 bits.
  *
  * The only file with intrinsics. Every operation is one IEEE operation a lane, so a body changes no
  * bits; rs_fma is fused on AVX-512, AVX2 and NEON, and two roundings on a portable x86-64 body.

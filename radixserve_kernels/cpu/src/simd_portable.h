@@ -1,4 +1,4 @@
-/* simd.h's vectors for any processor: GCC's vectors of 128 bits, which become SSE2, NEON or others. */
+/* simd.h's vectors for any processor: GCC's vectors of 128 bits, which become SSE2 or NEON. */
 #ifndef RS_SIMD_PORTABLE_H
 #define RS_SIMD_PORTABLE_H
 

@@ -106,7 +106,7 @@ WRONG = {
     "one is torch.float16": dict(weight=lambda w: w.half()),
     "last stride of x": dict(x=lambda x: x.t().contiguous().t()),
     "weight contiguous": dict(weight=lambda w: w.repeat_interleave(2)[::2]),
-    "residual must be contiguous": dict(residual=lambda r: r.t().contiguous().t()),
+    "x's shape .4, 16. and be contiguous": dict(residual=lambda r: r.t().contiguous().t()),
 }
 
 
