@@ -114,16 +114,15 @@ static void read_chunk(desk *k, int64_t slot, int64_t chunk, int64_t kv_head, in
   for (int j = lo; j < hi; j++) k->row[j] = (const float *)(k->place[j] + to_value);
 }
 
-/* How many queries from i on, of n, can be computed at once: they see the same. */
-static int alike(const desk *k, int i, int n) {
-  int count = 1;
-  while (i + count < n && count < RS_MOST_ROWS && k->lo[i + count] == k->lo[i] &&
-         k->hi[i + count] == k->hi[i])
-    count++;
-  return count;
+/* How many queries from i on, before `end`, see the same of a chunk. */
+static int alike(const desk *k, int i, int end) {
+  int last = i + 1;
+  while (last < end && k->lo[last] == k->lo[i] && k->hi[last] == k->hi[i]) last++;
+  return last - i;
 }
 
-/* The partial results of queries i .. i + rows - 1 on the chunk that was read, into `part`. */
+/* The partial results of queries i .. i + rows - 1 on the chunk that was read, into `part`; of one
+ * that sees nothing of it, none. */
 static void compute(desk *k, int i, int rows, float *largest, float *sum) {
   const call *c = k->call;
   rs_scores(k->q + i * c->padded, c->padded, k->panel, c->size, k->weights, rows);
@@ -132,8 +131,12 @@ static void compute(desk *k, int i, int rows, float *largest, float *sum) {
       rs_store(k->weights + j,
                rs_mul(rs_tanh_of_power(rs_load(k->weights + j)), rs_set1(c->cap)));
   for (int m = 0; m < rows; m++)
-    rs_weigh(k->weights + m * RS_CHUNK, k->lo[i], k->hi[i], largest + m, sum + m);
-  rs_values(k->weights, k->row, k->lo[i], k->hi[i], k->part, c->padded, rows);
+    rs_weigh(k->weights + m * RS_CHUNK, k->lo[i + m], k->hi[i + m], largest + m, sum + m);
+  for (int m = 0, same; m < rows; m += same) {
+    same = alike(k, i + m, i + rows);
+    rs_values(k->weights + m * RS_CHUNK, k->row, k->lo[i + m], k->hi[i + m],
+              k->part + m * c->padded, c->padded, same);
+  }
 }
 
 static void finish(const call *c, int64_t token, int64_t head, const float *sums, float sum) {
@@ -153,12 +156,13 @@ static void do_tile(desk *k, rs_tile tile, int64_t kv_head) {
        chunk++) {
     for (int64_t t = 0; t < tile.count; t++) see(k, tile.first + t, chunk, t * c->group);
     read_chunk(k, tile.slot, chunk, kv_head, k->lo[0], k->hi[n - 1]);
-    for (int i = 0, rows; i < n; i += rows) {
+    for (int i = 0; i < n; i += RS_MOST_ROWS) {
+      const int rows = n - i < RS_MOST_ROWS ? n - i : RS_MOST_ROWS;
       float largest[RS_MOST_ROWS], sum[RS_MOST_ROWS];
-      rows = alike(k, i, n);
-      if (k->lo[i] >= k->hi[i]) continue;
+      if (k->hi[i + rows - 1] == 0 || k->lo[i] == RS_CHUNK) continue; /* after or before them all */
       compute(k, i, rows, largest, sum);
       for (int m = 0; m < rows; m++) {
+        if (k->lo[i + m] >= k->hi[i + m]) continue;
         float *sums = k->sums + (i + m) * c->padded, *part = k->part + m * c->padded;
         if (begun[i + m]) {
           rs_merge(sums, k->largest + i + m, k->sum + i + m, part, largest[m], sum[m], c->padded);
@@ -203,9 +207,9 @@ static void do_item(desk *k, rs_item item, int64_t kv_head) {
       load_query(k, member[t].token, kv_head, t * c->group);
       see(k, member[t].token, item.chunk, t * c->group);
     }
-    for (int i = 0, rows; i < n; i += rows) {
+    for (int i = 0; i < n; i += RS_MOST_ROWS) {
+      const int rows = n - i < RS_MOST_ROWS ? n - i : RS_MOST_ROWS;
       float largest[RS_MOST_ROWS], sum[RS_MOST_ROWS];
-      rows = alike(k, i, n);
       compute(k, i, rows, largest, sum);
       for (int m = 0; m < rows; m++) {
         int64_t head = kv_head * c->group + (i + m) % c->group;

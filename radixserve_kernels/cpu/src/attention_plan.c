@@ -9,6 +9,7 @@
 #define UNIT_COST 8        /* of reading a chunk, in queries computed on it */
 #define TASKS_PER_THREAD 8 /* so that a late thread is waited for shortly */
 #define TILES_PER_THREAD 4
+#define LEAST_TASK 64 /* some microseconds: less is not worth waking a thread for */
 
 #define FITS 0
 #define BAD_PAGE 1
@@ -180,7 +181,7 @@ static void cut(rs_plan *plan) {
   int64_t threads = rs_threads();
   int64_t units = (plan->num_tiles + plan->num_items) * plan->num_kv_heads, total = 0, sum = 0;
   for (int64_t u = 0; u < units; u++) total += cost_of(plan, u);
-  int64_t enough = threads == 1 ? total : total / (threads * TASKS_PER_THREAD) + 1;
+  int64_t enough = threads == 1 ? total : most(total / (threads * TASKS_PER_THREAD), LEAST_TASK);
   plan->num_tasks = 0;
   plan->task_start[0] = 0;
   for (int64_t u = 0; u < units; u++) {

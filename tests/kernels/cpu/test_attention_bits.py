@@ -105,6 +105,17 @@ def test_the_chunk_that_only_one_row_has_whole_is_not_shared():
     assert len(pool.plan([(0, 1, 128), (0, 1, 128)]).items) == 2
 
 
+def test_chunks_that_differ_in_their_last_page_are_not_shared():
+    """So many that the plan's table has several of them in one place."""
+    pool = page_pool([CHUNK] * 60, (2, 1), 16, CHUNK // 2)
+    for row in range(1, 60):
+        pool.share(0, row, 1)
+    requests = [(row, 1, CHUNK) for row in range(60)]
+    assert len(pool.plan(requests).items) == 60
+    want = pool.apart().attend(requests)
+    assert_same(torch.cat(pool.attend(requests)), torch.cat(want))
+
+
 def test_before_the_window_nothing_is_read():
     pool = page_pool([300, 290], (2, 1), 16, 16)
     pool.share(0, 1, 16)
@@ -179,7 +190,7 @@ def test_what_a_token_does_not_see_changes_none_of_its_bits(half, poison, dtype,
 
 
 @settings(
-    max_examples=80,
+    max_examples=50,
     deadline=None,
     derandomize=True,
     phases=[Phase.generate, Phase.shrink],
