@@ -11,7 +11,6 @@ from torch import Tensor
 
 BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}  # of a block
 SIZE = 32  # numbers in one
-METHOD = "gguf_blocks"  # of the config's quantization_config
 
 
 class Blocks(NamedTuple):

@@ -20,10 +20,10 @@ from gguf import GGUFReader, ReaderTensor, dequantize
 from safetensors.torch import save_file
 from torch import Tensor
 
-from radixserve.models.blocks import BYTES, METHOD, stored_name
+from radixserve.models.blocks import BYTES, stored_name
 from radixserve.models.gguf_tokenizer import write_tokenizer
 from radixserve.models.rotary import llama3_factors
-from radixserve.models.spec import Rope
+from radixserve.models.spec import BLOCKS, Rope
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -68,7 +68,7 @@ def convert(source: Path, folder: Path, *, dense: bool = False) -> None:
     dtypes = write_weights(reader.tensors, config, folder, dense=dense)
     if "uint8" in dtypes:
         dtypes = {"float32"}  # what they stand for
-        config["quantization_config"] = {"quant_method": METHOD}
+        config["quantization_config"] = {"quant_method": BLOCKS}
     # mixed dtypes are read into the widest
     config["dtype"] = dtypes.pop() if len(dtypes) == 1 else "float32"
     generation = {name: config[name] for name in ("bos_token_id", "eos_token_id")}
