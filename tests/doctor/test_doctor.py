@@ -210,7 +210,7 @@ def test_hardware(fields: dict[str, object], gpu: bool, check: str, state: str) 
     ("flags", "check", "says"),
     [
         (["--device", "cuda"], "worker", "--device cuda"),
-        (["--kv-cache-dtype", "fp8_e4m3"], "worker", "--attention-backend torch cannot do"),
+        (["--kv-cache-dtype", "fp8_e4m3"], "worker", "--attention-backend cpu cannot do"),
         (["--max-total-tokens", "3"], "memory", "less than one page"),
     ],
 )
