@@ -60,7 +60,7 @@ static void find_places(desk *k, int64_t slot, int64_t chunk, int64_t kv_head, i
   int64_t first = chunk * RS_CHUNK + lo, offset = first % plan->page_size;
   const int32_t *id = plan->page_table + slot * plan->table_stride + first / plan->page_size;
   for (int j = lo; j < hi; id++, offset = 0) {
-    const char *page = c->pages + (*id * 2 * plan->num_kv_heads + kv_head) * head;
+    const char *page = c->pages + ((int64_t)*id * 2 * plan->num_kv_heads + kv_head) * head;
     for (; offset < plan->page_size && j < hi; offset++) k->place[j++] = page + offset * vector;
   }
 }
