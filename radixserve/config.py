@@ -156,7 +156,11 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "auto"
     device: Annotated[str, Meta(description="auto, cpu or cuda")] = "auto"
     attention_backend: Annotated[
-        str, Meta(description="auto (triton on a GPU, torch on a CPU), torch or triton")
+        str,
+        Meta(
+            description="auto (triton on a GPU; on a CPU cpu, or torch where its C code cannot be"
+            " built or numbers are not float32), cpu, torch or triton"
+        ),
     ] = "auto"
     kv_cache_dtype: Annotated[
         str,
@@ -206,7 +210,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         bool,
         Meta(
             description="the same bits whatever the batch, the chunks and the cache hits; needs the"
-            " triton backend"
+            " triton or the cpu backend (which does it anyway)"
         ),
     ] = False
     num_threads: Annotated[
@@ -243,7 +247,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "load_format": ("auto", "safetensors", "dummy"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "device": ("auto", "cpu", "cuda"),
-    "attention_backend": ("auto", "torch", "triton"),
+    "attention_backend": ("auto", "cpu", "torch", "triton"),
     "kv_cache_dtype": ("auto", "fp8_e4m3"),
     "unreadable_parts": ("refuse", "placeholder"),
     "log_level": ("debug", "info", "warning", "error"),

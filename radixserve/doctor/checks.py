@@ -245,6 +245,7 @@ def judged(found: "Hardware", *, gpu: bool) -> Iterator[Finding]:
         yield warn("cpu", cpu, "without AVX2 a CPU is several times slower")
     else:
         yield ok("cpu", cpu)
+    yield _kernels(found)
     if found.gpus and not found.triton:
         yield fail("triton", "not installed, and a GPU needs it", "pip install '.[gpu]'")
     else:
@@ -259,3 +260,13 @@ def judged(found: "Hardware", *, gpu: bool) -> Iterator[Finding]:
         yield fail("memory", found.pool_fault)
     elif found.pool:
         yield ok("memory", found.pool)
+
+
+def _kernels(found: "Hardware") -> Finding:
+    """Those in C, for CPUs."""
+    if not found.kernels_fault:
+        return ok("kernels", f"built for {found.kernels}")
+    if found.gpus:
+        return ok("kernels", "those for CPUs cannot be built, and are not needed on a GPU")
+    advice = "install a C compiler: torch computes instead, more slowly and not bit-exact"
+    return warn("kernels", found.kernels_fault, advice)

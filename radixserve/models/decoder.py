@@ -6,18 +6,21 @@ computes the tokens of one step, whichever requests they belong to. Built and fi
 called by the worker.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from radixserve.models.blocks import Blocks
 from radixserve.models.model import Attend
-from radixserve.models.operators import TORCH, Linear, Operators
+from radixserve.models.operators import TORCH, Operators, Packed, Table
 from radixserve.models.product import Product
 from radixserve.models.rotary import interleave, rotary_table, rotation
 from radixserve.models.spec import ModelSpec
 from radixserve_kernels.attention_options import Options
+
+EMBEDDING = "model.embed_tokens.weight"
 
 
 class Layer(nn.Module):
@@ -31,12 +34,13 @@ class Layer(nn.Module):
     mlp_norm: Tensor
 
     def __init__(
-        self, spec: ModelSpec, empty: Callable[..., nn.Parameter], linear: Linear | None
+        self, spec: ModelSpec, empty: Callable[..., nn.Parameter], operators: Operators
     ) -> None:
         super().__init__()
 
-        def product(outputs: int, inputs: int, *, bias: bool) -> Product:
-            return Product(empty(outputs, inputs), empty(outputs) if bias else None, linear)
+        def product(outputs: int, inputs: int, *, bias: bool, gated: bool = False) -> Product:
+            weight, own = empty(outputs, inputs), empty(outputs) if bias else None
+            return Product(weight, own, operators, gated=gated)
 
         hidden, inner = spec.hidden_size, spec.intermediate_size
         q_size = spec.num_heads * spec.head_dim
@@ -48,7 +52,7 @@ class Layer(nn.Module):
         self.qk_norm = empty(rotated_heads, spec.head_dim) if spec.qk_norm else None
         self.output = product(hidden, q_size, bias=spec.o_bias)
         self.mlp_norm = empty(hidden)
-        self.gate_up = product(2 * inner, hidden, bias=spec.mlp_bias)
+        self.gate_up = product(2 * inner, hidden, bias=spec.mlp_bias, gated=True)
         self.down = product(hidden, inner, bias=spec.mlp_bias)
 
 
@@ -56,7 +60,7 @@ class Decoder(nn.Module):
     """A `Model`. Inference only. Weights are allocated once, uninitialised; `load` fills them."""
 
     capturable: ClassVar[bool] = True
-    embedding: nn.Parameter
+    embedding: nn.Parameter | None  # None once it is packed
     norm: nn.Parameter
     rotary: Tensor
     weight_bytes: int  # of all weights, in the form they are used in
@@ -78,13 +82,13 @@ class Decoder(nn.Module):
         self.spec = spec
         self.context_length = context_length
         self._operators = operators
-        self.embedding = empty(spec.vocab_size, spec.hidden_size)
-        self.layers = nn.ModuleList(
-            Layer(spec, empty, operators.linear) for _ in range(spec.num_layers)
-        )
+        self.embedding = embedding = empty(spec.vocab_size, spec.hidden_size)
+        self._table: Table | None = None
+        self._table_kind = ""  # of the embedding's blocks, if it has some
+        self.layers = nn.ModuleList(Layer(spec, empty, operators) for _ in range(spec.num_layers))
         self.norm = empty(spec.hidden_size)
         head = empty(spec.vocab_size, spec.hidden_size) if not spec.tie_embeddings else None
-        self.head = Product(self.embedding if head is None else head, None, operators.linear)
+        self.head = Product(embedding if head is None else head, None, operators)
         table = rotary_table(spec.rope, spec.head_dim, context_length)
         self.register_buffer("rotary", table.to(device), persistent=False)
 
@@ -95,12 +99,12 @@ class Decoder(nn.Module):
 
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend, wanted: Tensor) -> Tensor:
         """As `Model` says."""
-        spec, silu_mul = self.spec, self._operators.silu_mul
+        spec = self.spec
         rotated_heads = spec.num_heads + spec.num_kv_heads
         turn = rotation(self.rotary, positions)
         layers = list(self._layers())
         next_norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
-        x = self.embedding.index_select(0, tokens)  # from here on added to in place
+        x = self._embedded(tokens)  # from here on added to in place
         normed = self._normed(x, layers[0].attention_norm)
         for i, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
             qkv = layer.qkv(normed).view(-1, rotated_heads + spec.num_kv_heads, spec.head_dim)
@@ -111,7 +115,7 @@ class Decoder(nn.Module):
             if i == spec.num_layers - 1:  # from here on a token's result serves nobody else
                 x, mixed = x.index_select(0, wanted), mixed.index_select(0, wanted)
             normed = self._normed(layer.output(mixed), layer.mlp_norm, x)
-            normed = self._normed(layer.down(silu_mul(layer.gate_up(normed))), next_norm, x)
+            normed = self._normed(layer.down(layer.gate_up(normed)), next_norm, x)
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -128,6 +132,12 @@ class Decoder(nn.Module):
         window = "the model slides its window beyond, which needs --model-impl transformers"
         return window if self.spec.sliding_window else ""
 
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        if self._table is not None:
+            return self._table.rows(tokens.long())
+        assert self.embedding is not None, "it is packed or plain"
+        return self.embedding.index_select(0, tokens)
+
     def _layers(self) -> Iterable[Layer]:
         return cast(Iterable[Layer], self.layers)
 
@@ -143,13 +153,25 @@ class Decoder(nn.Module):
         with torch.inference_mode():
             for layer in self._layers():
                 self._interleave(layer)
-        size = sum(parameter.nbytes for parameter in self.parameters())
-        for module in self.modules():
-            if isinstance(module, Product):
-                module.pack()
-        if self.spec.tie_embeddings and self.head.weight is None:
-            size += self.embedding.nbytes  # the head is a second copy now
-        return size
+            for module in self.modules():
+                if isinstance(module, Product) and module is not self.head:
+                    module.pack()
+            self._pack_vocabulary()
+        packed = [m.packed for m in self.modules() if isinstance(m, Product)]
+        held: list[Packed | Tensor | None] = [*packed, self._table, *self.parameters()]
+        return sum({id(part): part.nbytes for part in held if part is not None}.values())
+
+    def _pack_vocabulary(self) -> None:
+        """Embedding and head: one copy if they are the same and may be, else what each needs."""
+        pack = self._operators.pack_table
+        if pack is not None:
+            assert self.embedding is not None, "weights are packed once"
+            kind = self._table_kind
+            self._table = pack(Blocks(self.embedding, kind) if kind else self.embedding)
+            self.embedding = None
+            if self.spec.tie_embeddings:
+                self.head.take(self._table)
+        self.head.pack()
 
     def _interleave(self, layer: Layer) -> None:
         head_dim = self.spec.head_dim
@@ -167,8 +189,9 @@ class Decoder(nn.Module):
 
         More than one view only for the weights of the query and key norm, which every head shares.
         """
+        assert self.embedding is not None, "weights are filled before they are packed"
         named: dict[str, list[Tensor]] = {
-            "model.embed_tokens.weight": [self.embedding],
+            EMBEDDING: [self.embedding],
             "model.norm.weight": [self.norm],
         }
         if not self.spec.tie_embeddings and self.head.weight is not None:
@@ -178,29 +201,60 @@ class Decoder(nn.Module):
                 named[f"model.layers.{i}.{name}"] = views
         return named
 
+    def take(self, blocks: Mapping[str, Blocks]) -> set[str]:
+        """Fill weights, named as in `checkpoint_tensors`, with blocks as they are.
+
+        Returns the names of those that are filled; the others have to become numbers: what the
+        operators have no code for, and what is joined with weights of another kind.
+        """
+        if not self._operators.takes_blocks:
+            return set()
+        taken = set()
+        for names, product in self._joined():
+            found = [blocks[name] for name in names if name in blocks]
+            if len(found) == len(names) and len({part.kind for part in found}) == 1:
+                product.fill(Blocks(torch.cat([part.data for part in found]), found[0].kind))
+                taken |= set(names)
+        if EMBEDDING in blocks:
+            data, self._table_kind = blocks[EMBEDDING]
+            self.embedding = nn.Parameter(data, requires_grad=False)
+            taken.add(EMBEDDING)
+        return taken
+
+    def _joined(self) -> Iterator[tuple[list[str], Product]]:
+        """Names of the weights that make up each product, in order."""
+        if not self.spec.tie_embeddings:
+            yield ["lm_head.weight"], self.head
+        for i, layer in enumerate(self._layers()):
+            for names, _, product in self._parts(layer):
+                yield [f"model.layers.{i}.{name}.weight" for name in names], product
+
     def _layer_tensors(self, layer: Layer) -> dict[str, list[Tensor]]:
+        named: dict[str, list[Tensor]] = {
+            "input_layernorm.weight": [layer.attention_norm],
+            "post_attention_layernorm.weight": [layer.mlp_norm],
+        }
+        for names, sizes, product in self._parts(layer):
+            for kind, whole in (("weight", product.weight), ("bias", product.bias)):
+                if whole is not None:
+                    parts = torch.split(whole, list(sizes))
+                    named |= {f"{n}.{kind}": [p] for n, p in zip(names, parts, strict=True)}
+        if layer.qk_norm is not None:
+            named["self_attn.q_norm.weight"] = list(layer.qk_norm[: self.spec.num_heads])
+            named["self_attn.k_norm.weight"] = list(layer.qk_norm[self.spec.num_heads :])
+        return named
+
+    def _parts(self, layer: Layer) -> Sequence[tuple[tuple[str, ...], tuple[int, ...], Product]]:
+        """Names and numbers of outputs of what each product joins."""
         spec = self.spec
         q, kv, inner = (
             spec.num_heads * spec.head_dim,
             spec.num_kv_heads * spec.head_dim,
             spec.intermediate_size,
         )
-        joined = (
+        return (
             (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), (q, kv, kv), layer.qkv),
             (("self_attn.o_proj",), (spec.hidden_size,), layer.output),
             (("mlp.gate_proj", "mlp.up_proj"), (inner, inner), layer.gate_up),
             (("mlp.down_proj",), (spec.hidden_size,), layer.down),
         )
-        named: dict[str, list[Tensor]] = {
-            "input_layernorm.weight": [layer.attention_norm],
-            "post_attention_layernorm.weight": [layer.mlp_norm],
-        }
-        for names, sizes, product in joined:
-            for kind, whole in (("weight", product.weight), ("bias", product.bias)):
-                if whole is not None:
-                    parts = torch.split(whole, list(sizes))
-                    named |= {f"{n}.{kind}": [p] for n, p in zip(names, parts, strict=True)}
-        if layer.qk_norm is not None:
-            named["self_attn.q_norm.weight"] = list(layer.qk_norm[: spec.num_heads])
-            named["self_attn.k_norm.weight"] = list(layer.qk_norm[spec.num_heads :])
-        return named

@@ -1,5 +1,8 @@
 """A GGUF file as a Hugging Face folder: `python -m radixserve.models.gguf_convert SRC DST`.
 
+Quantised blocks that the worker knows are kept as they are (`blocks.py`); with `--dense` behind the
+paths all become numbers, for other programs than this one.
+
 Read with the `gguf` package and not through transformers, whose GGUF loading needs accelerate,
 builds the tokenizer in most of a minute, and ignores the rotary factors of Llama 3. Run by `hub`
 in a process of its own, since it imports torch; prints a line per step. Ends with a sentence on
@@ -17,9 +20,10 @@ from gguf import GGUFReader, ReaderTensor, dequantize
 from safetensors.torch import save_file
 from torch import Tensor
 
+from radixserve.models.blocks import BYTES, stored_name
 from radixserve.models.gguf_tokenizer import write_tokenizer
 from radixserve.models.rotary import llama3_factors
-from radixserve.models.spec import Rope
+from radixserve.models.spec import BLOCKS, Rope
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -45,19 +49,26 @@ LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 ROPE_FACTORS = "rope_freqs.weight"
+DENSE = "--dense"
 SHARD_ELEMENTS = 1 << 29  # at most 2 GiB a file
 
 Fields = dict[str, Any]
 
 
-def convert(source: Path, folder: Path) -> None:
-    """Write config.json, generation_config.json, tokenizer files and weights into `folder`."""
+def convert(source: Path, folder: Path, *, dense: bool = False) -> None:
+    """Write config.json, generation_config.json, tokenizer files and weights into `folder`.
+
+    `dense`: blocks become numbers.
+    """
     reader = GGUFReader(source)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     config = config_of(fields, reader.tensors)
     tell("writing the tokenizer")
     write_tokenizer(fields, config["max_position_embeddings"], folder)
-    dtypes = write_weights(reader.tensors, config, folder)
+    dtypes = write_weights(reader.tensors, config, folder, dense=dense)
+    if "uint8" in dtypes:
+        dtypes = {"float32"}  # what they stand for
+        config["quantization_config"] = {"quant_method": BLOCKS}
     # mixed dtypes are read into the widest
     config["dtype"] = dtypes.pop() if len(dtypes) == 1 else "float32"
     generation = {name: config[name] for name in ("bos_token_id", "eos_token_id")}
@@ -140,7 +151,9 @@ def llama3_rope(theta: float, factors: Tensor, head_dim: int) -> Fields:
     }
 
 
-def write_weights(tensors: list[ReaderTensor], config: Fields, folder: Path) -> set[str]:
+def write_weights(
+    tensors: list[ReaderTensor], config: Fields, folder: Path, *, dense: bool
+) -> set[str]:
     """Write the safetensors files, holding one in memory at a time. Returns the dtypes used."""
     shards = list(shards_of([t for t in tensors if t.name != ROPE_FACTORS]))
     weight_map: dict[str, str] = {}
@@ -149,8 +162,12 @@ def write_weights(tensors: list[ReaderTensor], config: Fields, folder: Path) -> 
         tell(f"writing the weights, file {i + 1} of {len(shards)}")
         named = {}
         for tensor in shard:
-            name = checkpoint_name(tensor.name)
-            named[name] = exact(weight(tensor, config))
+            name, kind = checkpoint_name(tensor.name), tensor.tensor_type.name
+            if kind in BYTES and not dense:
+                name = stored_name(name, kind)
+                named[name] = ordered(torch.from_numpy(tensor.data.copy()), tensor, config)
+            else:
+                named[name] = exact(weight(tensor, config))
             dtypes.add(str(named[name].dtype).removeprefix("torch."))
             total += named[name].nbytes
         file = f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
@@ -180,13 +197,18 @@ def weight(tensor: ReaderTensor, config: Fields) -> Tensor:
     """The tensor's values in float32, in the layout of the Hugging Face checkpoint."""
     shape = tensor.shape.tolist()[::-1]  # ggml names the fastest dimension first
     values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).reshape(shape)
+    return ordered(values, tensor, config)
+
+
+def ordered(rows: Tensor, tensor: ReaderTensor, config: Fields) -> Tensor:
+    """The rows of a tensor, numbers or blocks, in the order of the Hugging Face checkpoint."""
     kind = tensor.name.split(".")[-2]
     if config["model_type"] != "llama" or kind not in ("attn_q", "attn_k"):
-        return values
+        return rows
     # llama.cpp rotates neighbours for this architecture, so its converter interleaves the halves
     heads = config["num_attention_heads" if kind == "attn_q" else "num_key_value_heads"]
-    pairs = values.reshape(heads, -1, 2, *shape[1:])
-    return pairs.transpose(1, 2).reshape(shape).contiguous()
+    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape).contiguous()
 
 
 def exact(values: Tensor) -> Tensor:
@@ -227,9 +249,9 @@ def tell(line: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    source, folder = arguments
+    source, folder, *options = arguments
     try:
-        convert(Path(source), Path(folder))
+        convert(Path(source), Path(folder), dense=DENSE in options)
     except (ValueError, NotImplementedError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

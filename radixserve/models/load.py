@@ -6,13 +6,14 @@ that do not fit. Called by the worker when it starts.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from radixserve.models.blocks import Blocks, told_name
 from radixserve.models.decoder import Decoder
 from radixserve.models.dummy import fill_dummy
 from radixserve.models.operators import TORCH, Operators
@@ -100,14 +101,21 @@ def weight_files(folder: Path) -> list[Path]:
 
 def _read(folder: Path, device: str, decoder: Decoder) -> None:
     wanted = decoder.checkpoint_tensors()
+    blocks: dict[str, Blocks] = {}
     unexpected = []
-    for name, tensor in _tensors(folder, device):
-        if name in wanted:
+    for stored, tensor in _tensors(folder, device):
+        name, kind = told_name(stored)
+        if name in wanted and kind:
+            blocks[name] = Blocks(tensor, kind)
+            _check(name, wanted[name], blocks[name].shape)
+        elif name in wanted:
             _fill(name, wanted.pop(name), tensor)
         elif not _is_ignored(name, decoder.spec):
-            unexpected.append(name)
-    complain(folder, "has no tensor", list(wanted))
+            unexpected.append(stored)
+    complain(folder, "has no tensor", list(wanted.keys() - blocks.keys()))
     complain(folder, "has tensors this architecture does not know:", unexpected)
+    for name in blocks.keys() - decoder.take(blocks):
+        _fill(name, wanted[name], blocks[name].numbers())
 
 
 def _tensors(folder: Path, device: str) -> Iterator[tuple[str, Tensor]]:
@@ -118,12 +126,17 @@ def _tensors(folder: Path, device: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _fill(name: str, views: list[Tensor], tensor: Tensor) -> None:
+    _check(name, views, tensor.shape)
     for view in views:
-        if view.shape != tensor.shape:
-            raise ValueError(
-                f"tensor {name} has shape {list(tensor.shape)}, the config says {list(view.shape)}"
-            )
         view.copy_(tensor)
+
+
+def _check(name: str, views: list[Tensor], shape: Sequence[int]) -> None:
+    for view in views:
+        if tuple(view.shape) != tuple(shape):
+            raise ValueError(
+                f"tensor {name} has shape {list(shape)}, the config says {list(view.shape)}"
+            )
 
 
 def _is_ignored(name: str, spec: ModelSpec) -> bool:

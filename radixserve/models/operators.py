@@ -1,8 +1,7 @@
-"""What the decoder does in one call each: by torch, or by Triton kernels.
+"""What the decoder does in one call each: by torch, by Triton kernels, or by those for CPUs.
 
-Products are here only where a row of theirs must have the same bits in any batch; else `product`
-picks their form. An attention backend names the set that goes with it, and `load` gives it to the
-decoder. Rotation is not here: the backend does it as it writes the keys into pages.
+An attention backend names the set that goes with it, and `load` gives it to the decoder. Rotation
+is not here: the backend does it as it writes the keys into pages.
 """
 
 from collections.abc import Callable
@@ -12,6 +11,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from radixserve.models.blocks import Blocks
+from radixserve.models.onednn import OneDNN, can_pack
 
 
 class RMSNorm(Protocol):
@@ -29,12 +31,44 @@ class RMSNorm(Protocol):
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
+class Packed(Protocol):
+    """A product with weights of its own, in the form that is fast here."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, inputs] -> [T, outputs]; of `pack_gated`, silu(gate) * up [T, outputs / 2]."""
+        ...
+
+
+class Table(Packed, Protocol):
+    """A product whose weights can be read too, as an embedding's and a head's that are one are."""
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows of the weights, [n, inputs] float32, for indices [n] int64."""
+        ...
+
+
+Weights = Tensor | Blocks  # [outputs, inputs]
+# weights, bias [outputs] -> that; None: they had better stay as they are
+Pack = Callable[[Weights, Tensor | None], Packed | None]
+
+
 class Operators(NamedTuple):
-    """One way to compute what is between the products, and with `linear` the products too."""
+    """One way to compute. A product's weights are packed once they are filled, if they can be.
+
+    `pack_gated`: gate and up projection with `silu_mul` behind them, in one. `pack_table`: an
+    embedding; without it embeddings stay plain, beside a head that is packed from the same weights.
+    """
 
     rms_norm: RMSNorm
     silu_mul: Callable[[Tensor], Tensor]  # [T, 2 * I], gate before up -> silu(gate) * up [T, I]
-    linear: Linear | None = None
+    linear: Linear = F.linear  # for weights that are not packed
+    pack: Pack = lambda weight, bias: None
+    pack_gated: Pack = lambda weight, bias: None
+    pack_table: Callable[[Weights], Table] | None = None
+    takes_blocks: bool = False  # whether these can pack blocks; all others get numbers
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
@@ -52,7 +86,31 @@ def _silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
-TORCH = Operators(_rms_norm, _silu_mul)
+def _pack_onednn(weights: Weights, bias: Tensor | None) -> Packed | None:
+    assert not isinstance(weights, Blocks), "these operators take numbers"
+    return OneDNN(weights, bias) if can_pack(weights) else None
+
+
+TORCH = Operators(_rms_norm, _silu_mul, pack=_pack_onednn)
+
+
+def _cpu(device: torch.device) -> Operators:
+    """The C kernels of `radixserve_kernels.cpu`, which have to be there."""
+    from radixserve_kernels.cpu import PackedLinear, rms_norm
+
+    def pack(weights: Weights, bias: Tensor | None = None, *, gated: bool = False) -> PackedLinear:
+        if isinstance(weights, Blocks):
+            return PackedLinear.pack_blocks(*weights, bias, gate_up=gated)
+        return PackedLinear.pack(weights, bias, gate_up=gated)
+
+    return Operators(
+        rms_norm,
+        _silu_mul,
+        pack=pack,
+        pack_gated=partial(pack, gated=True),
+        pack_table=pack,
+        takes_blocks=True,
+    )
 
 
 def _triton(device: torch.device) -> Operators:
@@ -80,6 +138,7 @@ def _triton_deterministic(device: torch.device) -> Operators:
 
 OPERATORS: dict[str, Callable[[torch.device], Operators]] = {
     "torch": lambda device: TORCH,
+    "cpu": _cpu,
     "triton": _triton,
     "triton-deterministic": _triton_deterministic,
 }

@@ -17,6 +17,7 @@ from msgspec import Struct
 Fields = dict[str, Any]  # a JSON object
 T = TypeVar("T")
 
+BLOCKS = "gguf_blocks"  # the quant_method of weights that keep a GGUF file's blocks
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 DTYPES = ("float32", "bfloat16", "float16")
 OWN, TRANSFORMERS = "radixserve", "transformers"  # whose code computes the model: --model-impl
@@ -200,10 +201,11 @@ def refuse_weights(config: Fields) -> None:
     """Raise ValueError with a sentence for weights in a form that nothing here reads."""
     if quantization := config.get("quantization_config"):
         method = quantization.get("quant_method", "unknown")
-        raise ValueError(
-            f"config.json: the weights are quantised ({method}); use the checkpoint in bfloat16, "
-            "float16 or float32"
-        )
+        if method != BLOCKS:
+            raise ValueError(
+                f"config.json: the weights are quantised ({method}); use the checkpoint in"
+                " bfloat16, float16 or float32"
+            )
     dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
     if dtype not in DTYPES:
         raise ValueError(f"config.json: dtype {dtype} is not supported, only {', '.join(DTYPES)}")

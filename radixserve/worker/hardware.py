@@ -25,6 +25,8 @@ class Hardware(Struct):
     vectors: str  # the widest instructions that torch uses on this CPU
     cores: int  # that this process may keep busy
     triton: str  # its version; "": not installed
+    kernels: str = ""  # for CPUs: the instructions that they use
+    kernels_fault: str = ""
     chosen: str = ""  # device, number format and attention
     chosen_fault: str = ""
     free: str = ""  # memory
@@ -40,6 +42,7 @@ def measure(config: WorkerConfig) -> Hardware:
     from radixserve.worker.memory import free_memory
     from radixserve.worker.resolve import resolve, usable_cores
     from radixserve.worker.runner import backend_of
+    from radixserve_kernels import cpu as cpu_kernels
 
     cuda = torch.version.cuda
     gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
@@ -49,7 +52,10 @@ def measure(config: WorkerConfig) -> Hardware:
         vectors=torch.backends.cpu.get_cpu_capability(),
         cores=usable_cores(),
         triton=_triton(),
+        kernels_fault=cpu_kernels.available(),
     )
+    if not found.kernels_fault:
+        found.kernels = cpu_kernels.bodies()[0]
     try:
         config = resolve(config)
         backend_of(config)

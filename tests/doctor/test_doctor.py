@@ -21,7 +21,14 @@ from radixserve.worker.hardware import Hardware, measure
 from tests.checkpoints import tiny_checkpoint
 
 GOOD = Hardware(
-    torch="2.13.0", gpus=[], vectors="AVX2", cores=2, triton="", chosen="float32 on cpu", free="8"
+    torch="2.13.0",
+    gpus=[],
+    vectors="AVX2",
+    cores=2,
+    triton="",
+    kernels="avx2",
+    chosen="float32 on cpu",
+    free="8",
 )
 
 
@@ -54,7 +61,8 @@ def test_a_good_machine_from_the_command_line(checkpoint: Path) -> None:
     states = {finding["check"]: finding["state"] for finding in report["findings"]}
     assert (done.returncode, report["ok"]) == (0, True), report
     wanted = ["python", "packages", "port", "sockets", "/dev/shm", "model", "tokenizer", "chat"]
-    assert [*states] == [*wanted, "answers", "torch", "gpu", "cpu", "triton", "worker", "memory"]
+    assert [*states][:-4] == [*wanted, "answers", "torch", "gpu", "cpu"], states
+    assert [*states][-4:] == ["kernels", "triton", "worker", "memory"]
     memory = report["findings"][-1]["text"]
     assert "512 tokens" in memory and "as asked for" in memory
 
@@ -184,6 +192,9 @@ def test_a_context_beyond_the_model(checkpoint: Path) -> None:
         ({"gpus": ["H200"]}, True, "triton", "fail"),
         ({"gpus": ["H200"], "triton": "3.9.0"}, True, "triton", "ok"),
         ({"vectors": "DEFAULT"}, False, "cpu", "warn"),
+        ({}, False, "kernels", "ok"),
+        ({"kernels_fault": "no C compiler"}, False, "kernels", "warn"),
+        ({"kernels_fault": "no C compiler", "gpus": ["H200"]}, True, "kernels", "ok"),
         ({"chosen_fault": "--device cuda: no GPU"}, False, "worker", "fail"),
         ({"pool_fault": "no memory"}, False, "memory", "fail"),
         ({"pool": "K/V pool of 512 tokens"}, False, "memory", "ok"),
@@ -199,7 +210,7 @@ def test_hardware(fields: dict[str, object], gpu: bool, check: str, state: str) 
     ("flags", "check", "says"),
     [
         (["--device", "cuda"], "worker", "--device cuda"),
-        (["--kv-cache-dtype", "fp8_e4m3"], "worker", "--attention-backend torch cannot do"),
+        (["--kv-cache-dtype", "fp8_e4m3"], "worker", "--attention-backend cpu cannot do"),
         (["--max-total-tokens", "3"], "memory", "less than one page"),
     ],
 )

@@ -1,5 +1,6 @@
-"""The wheel has the packages and nothing else; the pins are within the bounds that it declares."""
+"""The wheel has the packages, the CPU kernels and nothing else; pins are within its bounds."""
 
+import ctypes
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
+LIBRARY = "radixserve_kernels/cpu/libradixserve_cpu.so"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -45,7 +47,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 def test_the_wheel_has_every_file_of_the_packages(wheel: zipfile.ZipFile) -> None:
     built = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert built == {name for name in tracked() if name.startswith("radixserve")}
+    assert built == {name for name in tracked() if name.startswith("radixserve")} | {LIBRARY}
+
+
+def test_the_library_in_the_wheel_can_be_loaded(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    library = ctypes.CDLL(wheel.extract(LIBRARY, tmp_path))
+    library.rs_bodies.restype = ctypes.c_char_p
+    assert library.rs_bodies().decode().endswith("portable")
+
+
+def test_the_wheel_is_for_one_platform_and_any_python(wheel: zipfile.ZipFile) -> None:
+    name = next(name for name in wheel.namelist() if name.endswith(".dist-info/WHEEL"))
+    [tag] = [line for line in wheel.read(name).decode().splitlines() if line.startswith("Tag: ")]
+    assert tag.startswith("Tag: py3-none-") and not tag.endswith("-any")
 
 
 def test_the_wheel_says_how_to_start_it(wheel: zipfile.ZipFile) -> None:

@@ -16,6 +16,7 @@ NOT_OPS = {
     "attention_kernels",
     "attention_options",
     "attention_plan",
+    "cpu",  # a library of its own, with tests in tests/kernels/cpu
     "fp8",
     "interpret",
     "reference",

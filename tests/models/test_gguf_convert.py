@@ -11,9 +11,11 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from radixserve.models import gguf_convert
+from radixserve.models.blocks import Blocks, told_name
 from radixserve.models.gguf_convert import convert, exact, main
 from radixserve.models.gguf_tokenizer import SPLITTERS, tokenizer_of
 from radixserve.models.load import load
+from radixserve.models.operators import OPERATORS
 from radixserve.models.rotary import llama3_factors
 from radixserve.models.spec import Rope, read_spec
 from tests.checkpoints import CHAT_TEMPLATE, tiny_checkpoint
@@ -33,11 +35,11 @@ def llama(tmp_path):
     return tiny_checkpoint(tmp_path / "llama")
 
 
-def convert_one(folder, tmp_path, **options):
+def convert_one(folder, tmp_path, dense=False, **options):
     """The folder converted from `folder` by way of a GGUF file."""
-    target = tmp_path / "converted"
+    target = tmp_path / f"converted{dense}"
     target.mkdir()
-    convert(write_gguf(folder, tmp_path / "tiny.gguf", **options), target)
+    convert(write_gguf(folder, tmp_path / "tiny.gguf", **options), target, dense=dense)
     return target
 
 
@@ -57,7 +59,7 @@ def test_same_weights_and_spec(tmp_path, name):
     [(Kind.F16, torch.float16), (Kind.BF16, torch.bfloat16), (Kind.Q8_0, torch.float32)],
 )
 def test_matrices_keep_the_smallest_exact_dtype(llama, tmp_path, kind, dtype):
-    target = convert_one(llama, tmp_path, kind=kind)
+    target = convert_one(llama, tmp_path, kind=kind, dense=True)
     tensors = load_file(target / "model.safetensors")
     assert {t.dtype for t in tensors.values() if t.ndim == 2} == {dtype}
     loaded = load(target, device="cpu", dtype=torch.float32, context_length=0)
@@ -66,6 +68,32 @@ def test_matrices_keep_the_smallest_exact_dtype(llama, tmp_path, kind, dtype):
     assert (head - original).abs().max() < 0.01
     x = torch.randn(3, head.shape[1])
     torch.testing.assert_close(loaded.head(x), x @ head.t())
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0])
+@pytest.mark.parametrize("tied", [False, True])
+def test_blocks_are_kept_and_are_the_numbers_they_stand_for(tmp_path, kind, tied):
+    original = tiny_checkpoint(tmp_path / "original", tie_word_embeddings=tied)
+    kept = convert_one(original, tmp_path, kind=kind)
+    dense = convert_one(original, tmp_path, kind=kind, dense=True)
+    numbers, blocks = (load_file(f / "model.safetensors") for f in (dense, kept))
+    assert len(numbers) == len(blocks)
+    for stored, tensor in blocks.items():
+        name, told = told_name(stored)
+        assert (told == kind.name) == (tensor.dtype is torch.uint8) == (tensor.ndim == 2)
+        if told:
+            assert Blocks(tensor, told).numbers().equal(numbers[name].float())
+    assert read_spec(kept) == read_spec(dense)
+    asked = {"device": "cpu", "dtype": torch.float32, "context_length": 0}
+    tokens = torch.arange(7)
+    results = [
+        load(folder, operators=OPERATORS[name](torch.device("cpu")), **asked)(
+            tokens, tokens, lambda layer, qk, v, turn: qk[:, : -v.shape[1]], tokens
+        )
+        for folder, name in ((kept, "cpu"), (dense, "cpu"), (kept, "torch"))
+    ]
+    assert results[0].equal(results[1]), "the same bits"
+    torch.testing.assert_close(results[0], results[2])
 
 
 def test_exact_keeps_every_bit():

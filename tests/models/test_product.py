@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from radixserve.models.product import Product, can_pack
+from radixserve.models.onednn import can_pack
+from radixserve.models.operators import TORCH
+from radixserve.models.product import Product
 
 SHAPES = [(48, 32), (96, 64), (577, 130), (960, 576), (450, 1000)]
 HEIGHTS = [1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 50, 64, 100, 200]
@@ -15,7 +17,7 @@ def product(outputs: int, inputs: int, bias: bool = False) -> Product:
         return nn.Parameter(torch.randn(shape), requires_grad=False)
 
     torch.manual_seed(outputs)
-    return Product(parameter(outputs, inputs), parameter(outputs) if bias else None)
+    return Product(parameter(outputs, inputs), parameter(outputs) if bias else None, TORCH)
 
 
 @pytest.fixture(autouse=True)
@@ -29,11 +31,11 @@ def inference():
 @pytest.mark.parametrize("packed", [False, True])
 def test_agrees_with_float64(shape, bias, packed):
     made = product(*shape, bias)
-    weight = made.weight.double()
+    weight, added = made.weight.double(), made.bias.double() if bias else 0.0
     if packed:
         made.pack()
     x = torch.randn(50, shape[1])
-    exact = x.double() @ weight.t() + (made.bias.double() if bias else 0.0)
+    exact = x.double() @ weight.t() + added
     torch.testing.assert_close(made(x).double(), exact, rtol=1e-5, atol=1e-4)
 
 

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from radixserve.models.hub import EMBEDDED_PACKAGE, resolve
 from radixserve.models.load import load
+from radixserve.models.operators import OPERATORS
 from tests.models.dense import DenseAttention
 
 pytestmark = pytest.mark.skipif(
@@ -20,10 +21,20 @@ TOLERANCE = 2e-5
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    cache = tmp_path_factory.mktemp("cache")
-    yield resolve("", cache, print)
-    shutil.rmtree(cache)  # half a gigabyte, which pytest would keep for three runs
+def cache(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cache")
+    yield folder
+    shutil.rmtree(folder)  # half a gigabyte, which pytest would keep for three runs
+
+
+@pytest.fixture(scope="module")
+def folder(cache):
+    return resolve("", cache, print)
+
+
+@pytest.fixture(scope="module")
+def dense(cache):
+    return resolve("", cache, print, model_impl="transformers")
 
 
 def test_tokenizer_speaks_chatml(folder):
@@ -38,10 +49,17 @@ def test_tokenizer_speaks_chatml(folder):
     assert len(tokenizer.encode("31415").ids) == 5
 
 
+def test_the_files_blocks_are_kept(folder, dense):
+    sizes = [sum(f.stat().st_size for f in place.iterdir()) for place in (folder, dense)]
+    assert sizes[0] < 0.25 * sizes[1]
+
+
 @torch.inference_mode()
-def test_same_logits_and_answer_as_transformers(folder):
-    ours = load(folder, device="cpu", dtype=torch.float32, context_length=256)
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+@pytest.mark.parametrize("operators", ["cpu", "torch"])
+def test_same_logits_and_answer_as_transformers(folder, dense, operators):
+    made = OPERATORS[operators](torch.device("cpu"))
+    ours = load(folder, device="cpu", dtype=torch.float32, context_length=256, operators=made)
+    theirs = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     question = "<|im_start|>user\nWrite a story about a cat.<|im_end|>\n<|im_start|>assistant\n"
     tokens = torch.tensor(tokenizer.encode(question).ids)

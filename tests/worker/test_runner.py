@@ -21,7 +21,8 @@ def test_a_backend_refuses_what_it_cannot_do(checkpoint, monkeypatch, changes, f
     with pytest.raises(ValueError, match=f"torch cannot do {flag}: it needs .* triton"):
         Runner(config, checkpoint)
     monkeypatch.setattr(BACKENDS["triton"], "kv_cache_dtypes", ("auto",))
-    monkeypatch.setattr(BACKENDS["triton"], "deterministic_operators", "")
+    for name in ("triton", "cpu"):
+        monkeypatch.setattr(BACKENDS[name], "deterministic_operators", "")
     with pytest.raises(ValueError, match=f"torch cannot do {flag}$"):
         Runner(config, checkpoint)
 

@@ -5,9 +5,14 @@ per layer. To add one, write its file and its line here; the backend tests run o
 """
 
 from radixserve.worker.attention.backend import Attention, Setting, StepPlan
+from radixserve.worker.attention.cpu_paged import CpuPaged
 from radixserve.worker.attention.torch_paged import TorchPaged
 from radixserve.worker.attention.triton import TritonPaged
 
 __all__ = ["BACKENDS", "Attention", "Setting", "StepPlan"]
 
-BACKENDS: dict[str, type[Attention]] = {"torch": TorchPaged, "triton": TritonPaged}
+BACKENDS: dict[str, type[Attention]] = {
+    "cpu": CpuPaged,
+    "torch": TorchPaged,
+    "triton": TritonPaged,
+}

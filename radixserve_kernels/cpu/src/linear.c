@@ -1,0 +1,167 @@
+/* Products of rows with packed weights: which rows and panels go together, what becomes of sums.
+ *
+ * Few rows read the weights once, in the form they have. Many rows turn a part of the weights into
+ * float32 first, which stays in the second-level cache while all of them use it.
+ */
+#include "linear_tile.h"
+#include "ops.h"
+#include "pool.h"
+
+#define INPUTS 512      /* of a part: GROUP panels of it are 128 KiB as float32 */
+#define ROWS 256        /* of a task, at most */
+#define FEWER_ROWS 96   /* where that would be too few tasks for the threads */
+#define TASK_BYTES 65536 /* of weights, at least, where the rows are few */
+
+enum { PLAIN, ADD, SILU_MUL };
+
+struct linear {
+  const uint8_t *weight;
+  const float *bias, *x; /* bias: one value for each output of each panel, or none */
+  float *out;
+  int64_t kind, inputs, panels, mode, x_row, rows, out_row, columns;
+  int64_t groups_a_task, rows_a_task, groups;
+};
+
+RS_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+RS_INLINE void put(const struct linear *a, float *out, int64_t column, rs_v value) {
+  int left = (int)least(a->columns - column, RS_PANEL);
+  if (left == RS_PANEL)
+    rs_store(out + column, a->mode == ADD ? rs_add(rs_load(out + column), value) : value);
+  else if (left > 0)
+    rs_store_n(out + column,
+               a->mode == ADD ? rs_add(rs_load_n(out + column, left), value) : value, left);
+}
+
+RS_INLINE rs_v with_bias(const struct linear *a, const float *sums, int64_t panel) {
+  rs_v sum = rs_load(sums);
+  return a->bias ? rs_add(sum, rs_load(a->bias + panel * RS_PANEL)) : sum;
+}
+
+/* What is done with the sums [rows, GROUP * 16] of panels from `panel` on. */
+static void finish(const struct linear *a, const float *sums, int64_t row, int64_t rows,
+                   int64_t panel) {
+  int panels = (int)least(GROUP, a->panels - panel);
+  for (int64_t r = 0; r < rows; r++, sums += GROUP * RS_PANEL) {
+    float *out = a->out + (row + r) * a->out_row;
+    if (a->mode == SILU_MUL) { /* the panels of gate and up alternate */
+      for (int p = 0; p < panels; p += 2) {
+        rs_v gate = with_bias(a, sums + p * RS_PANEL, panel + p);
+        rs_v up = with_bias(a, sums + (p + 1) * RS_PANEL, panel + p + 1);
+        rs_v one = rs_set1(1.0f);
+        rs_v silu = rs_div(gate, rs_add(one, rs_exp(rs_sub(rs_zero(), gate))));
+        put(a, out, (panel + p) / 2 * RS_PANEL, rs_mul(silu, up));
+      }
+    } else {
+      for (int p = 0; p < panels; p++)
+        put(a, out, (panel + p) * RS_PANEL, with_bias(a, sums + p * RS_PANEL, panel + p));
+    }
+  }
+}
+
+/* All inputs of `rows` rows, from 1 to MOST_ROWS, for a group of panels that `weight` points to. */
+RS_INLINE void multiply(int64_t kind, const float *x, int64_t x_row, int64_t rows,
+                        const uint8_t *const *weight, int64_t inputs, float *sums, int add) {
+  for (int p = 0; p < GROUP; p += PANELS(kind, rows))
+    tiles[kind][rows](x, x_row, weight + p, inputs, sums + p * RS_PANEL, add);
+}
+
+/* The panels of a group, from input k on; the last one again where there are fewer. */
+RS_INLINE void locate(const struct linear *a, int64_t panel, int64_t k, const uint8_t **weight) {
+  int64_t bytes = rs_panel_bytes(a->kind, a->inputs), before = rs_panel_bytes(a->kind, k);
+  for (int p = 0; p < GROUP; p++)
+    weight[p] = a->weight + least(panel + p, a->panels - 1) * bytes + before;
+}
+
+static void few_rows(void *context, int64_t task) {
+  const struct linear *a = context;
+  float sums[MOST_ROWS * GROUP * RS_PANEL];
+  int64_t panel = task * a->groups_a_task * GROUP;
+  int64_t end = least(panel + a->groups_a_task * GROUP, a->panels);
+  for (; panel < end; panel += GROUP) {
+    const uint8_t *weight[GROUP];
+    locate(a, panel, 0, weight);
+    multiply(a->kind, a->x, a->x_row, a->rows, weight, a->inputs, sums, 0);
+    finish(a, sums, 0, a->rows, panel);
+  }
+}
+
+/* `inputs` inputs of a panel, of any kind but RS_F32, as float32 [inputs][16]. */
+RS_INLINE void unpack_as(const int kind, const uint8_t *weight, int64_t inputs, float *out) {
+  if (kind == RS_BF16) {
+    for (int64_t k = 0; k < inputs; k++)
+      rs_store(out + k * RS_PANEL, rs_load_bf16((const uint16_t *)weight + k * RS_PANEL));
+    return;
+  }
+  for (int64_t b = 0; b < inputs / RS_BLOCK; b++) {
+    rs_v d = rs_load_f16((const uint16_t *)weight), m = d;
+    weight += RS_HALVES;
+    if (kind == RS_Q4_1) {
+      m = rs_load_f16((const uint16_t *)weight);
+      weight += RS_HALVES;
+    }
+    for (int j = 0; j < RS_BLOCK / 2; j++, out += 2 * RS_PANEL) {
+      rs_v even, odd;
+      pair_of_weights(kind, weight, d, m, &even, &odd);
+      rs_store(out, even);
+      rs_store(out + RS_PANEL, odd);
+      weight += kind == RS_Q8_0 ? 2 * RS_PANEL : RS_PANEL;
+    }
+  }
+}
+
+static void unpack(int64_t kind, const uint8_t *weight, int64_t inputs, float *out) {
+  switch (kind) {
+    case RS_BF16: unpack_as(RS_BF16, weight, inputs, out); break;
+    case RS_Q8_0: unpack_as(RS_Q8_0, weight, inputs, out); break;
+    case RS_Q4_0: unpack_as(RS_Q4_0, weight, inputs, out); break;
+    default: unpack_as(RS_Q4_1, weight, inputs, out);
+  }
+}
+
+static void many_rows(void *context, int64_t task) {
+  const struct linear *a = context;
+  _Alignas(64) float sums[ROWS * GROUP * RS_PANEL], whole[GROUP * INPUTS * RS_PANEL];
+  int64_t row = task / a->groups * a->rows_a_task, rows = least(a->rows_a_task, a->rows - row);
+  int64_t panel = task % a->groups * GROUP;
+  int64_t tiles_of_rows = (rows + MOST_ROWS - 1) / MOST_ROWS;
+  int64_t parts = (a->inputs + INPUTS - 1) / INPUTS;
+  int64_t part = ((a->inputs + parts - 1) / parts + RS_BLOCK - 1) / RS_BLOCK * RS_BLOCK;
+  for (int64_t k = 0; k < a->inputs; k += part) {
+    int64_t inputs = least(part, a->inputs - k);
+    const uint8_t *weight[GROUP];
+    locate(a, panel, k, weight);
+    for (int p = 0; p < GROUP && a->kind != RS_F32; p++) {
+      float *panel_whole = whole + p * inputs * RS_PANEL;
+      unpack(a->kind, weight[p], inputs, panel_whole);
+      weight[p] = (const uint8_t *)panel_whole;
+    }
+    for (int64_t t = 0; t < tiles_of_rows; t++) { /* as equal as can be */
+      int64_t first = rows * t / tiles_of_rows, next = rows * (t + 1) / tiles_of_rows;
+      multiply(RS_F32, a->x + (row + first) * a->x_row + k, a->x_row, next - first, weight, inputs,
+               sums + first * GROUP * RS_PANEL, k > 0);
+    }
+  }
+  finish(a, sums, row, rows, panel);
+}
+
+void RS_NAME(linear)(const void *weight, int64_t kind, int64_t inputs, int64_t panels,
+                     const float *bias, int64_t mode, const float *x, int64_t x_row, int64_t rows,
+                     float *out, int64_t out_row, int64_t columns) {
+  if (rows == 0) return;
+  int64_t groups = (panels + GROUP - 1) / GROUP;
+  int64_t bytes = rs_panel_bytes(kind, inputs) * GROUP;
+  int64_t most = rs_threads() > 1 && rows * groups < 4 * rs_threads() * ROWS ? FEWER_ROWS : ROWS;
+  int64_t tasks_of_rows = (rows + most - 1) / most; /* as equal as can be */
+  int64_t rows_a_task = (rows + tasks_of_rows - 1) / tasks_of_rows;
+  struct linear a = {
+      .weight = weight, .kind = kind, .inputs = inputs, .panels = panels, .bias = bias,
+      .mode = mode, .x = x, .x_row = x_row, .rows = rows, .out = out, .out_row = out_row,
+      .columns = columns, .groups_a_task = TASK_BYTES / (bytes + 1) + 1,
+      .rows_a_task = rows_a_task, .groups = groups,
+  };
+  if (rows <= MOST_ROWS)
+    rs_parallel(few_rows, &a, (groups + a.groups_a_task - 1) / a.groups_a_task);
+  else
+    rs_parallel(many_rows, &a, tasks_of_rows * groups);
+}

@@ -1,0 +1,106 @@
+"""By the kernels for CPUs an answer has the same bits whatever else the engine did, or does.
+
+Trees of conversations drawn at random, sent in batches drawn at random, to engines that differ in
+threads, page size, chunks and instructions; each answer's log probabilities, the prompt's too, are
+those of the same request alone in a fresh engine.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from radixserve.llm import Answer
+from radixserve.messages import Sampling
+from radixserve_kernels import cpu
+from tests.process.test_exactness import engine
+
+if missing := cpu.available():
+    pytest.skip(missing, allow_module_level=True)
+
+VOCABULARY = range(3, 500)
+ANSWER = 6
+SAMPLINGS = {
+    "greedy": Sampling(seed=0, temperature=0.0, top_logprobs=3),
+    "drawn": Sampling(seed=7, temperature=1.0, top_p=0.9, top_logprobs=3),
+    "prompt": Sampling(seed=0, temperature=0.0, top_logprobs=1, prompt_logprobs=2),
+}
+
+
+@pytest.fixture(autouse=True)
+def best_body() -> Iterator[None]:
+    yield
+    cpu.load()
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[list[int]]:
+    """Prompts, most of which begin with a part of an earlier one."""
+    prompts: list[list[int]] = []
+    for _ in range(draw(st.integers(2, 6))):
+        base = draw(st.sampled_from(prompts)) if prompts and draw(st.booleans()) else []
+        cut = draw(st.integers(0, len(base)))
+        first, step = draw(st.integers(0, 496)), draw(st.integers(1, 100))
+        new = [VOCABULARY[(first + i * step) % 497] for i in range(draw(st.integers(1, 150)))]
+        prompts.append(base[:cut] + new)
+    return prompts
+
+
+def bits(answer: Answer) -> object:
+    return answer.tokens, answer.logprobs, answer.prompt_logprobs
+
+
+class Alone:
+    """What each request is answered in an engine that has done nothing else."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, prompt: list[int], kind: str) -> object:
+        return bits(engine(self._folder).generate([prompt], SAMPLINGS[kind], ANSWER)[0])
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_every_answer_is_that_of_a_fresh_engine(checkpoint: Path, data: st.DataObject) -> None:
+    prompts = data.draw(trees(), "prompts")
+    llm = engine(
+        checkpoint,
+        num_threads=data.draw(st.integers(1, 3), "threads"),
+        page_size=data.draw(st.sampled_from([4, 16, 32]), "page size"),
+        chunked_prefill_size=data.draw(st.sampled_from([40, 64, 512]), "chunk"),
+        max_running_requests=8,
+    )
+    cpu.load(data.draw(st.sampled_from(fused_bodies()), "body"))
+    answered = []
+    for _ in range(data.draw(st.integers(1, 3), "batches")):
+        batch = data.draw(st.lists(st.sampled_from(prompts), min_size=1, max_size=6), "batch")
+        kinds = [data.draw(st.sampled_from(sorted(SAMPLINGS))) for _ in batch]
+        answers = llm.generate(batch, [SAMPLINGS[kind] for kind in kinds], ANSWER)
+        answered += zip(batch, kinds, map(bits, answers), strict=True)
+    cpu.load()
+    alone = Alone(checkpoint)
+    for prompt, kind, found in answered:
+        assert found == alone(prompt, kind)
+
+
+def fused_bodies() -> list[str]:
+    """Those with fused multiply-add, which agree to the last bit."""
+    return [body for body in cpu.bodies() if body != "portable"] or ["portable"]
+
+
+def test_a_long_conversation_that_is_decoded_chunked_and_shared(checkpoint: Path) -> None:
+    """Turns over decoded answers, eight branches at once over more than two chunks of K/V."""
+    llm = engine(checkpoint, num_threads=2, chunked_prefill_size=64)
+    root = [VOCABULARY[i * i % 497] for i in range(150)]
+    root += llm.generate([root], SAMPLINGS["greedy"], 20)[0].tokens
+    branches = [[*root, 10 + i, *range(20, 20 + 5 * i)] for i in range(8)]
+    answers = llm.generate(branches, SAMPLINGS["greedy"], ANSWER)
+    assert all(answer.cached_tokens >= 169 for answer in answers)
+    alone = Alone(checkpoint)
+    for branch, answer in zip(branches, answers, strict=True):
+        assert bits(answer) == alone(branch, "greedy")
