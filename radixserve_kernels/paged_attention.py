@@ -91,7 +91,8 @@ def paged_attention(
         grid = (len(work.tiles) * k_cache.shape[2],)
         tile_attention_kernel[grid](
             q, *caches, work.tiles, out, *numbers,
-            **compiled, **form(tiles, tiles.tile), num_warps=tiles.tile.num_warps, **OPTIONS,
+            **compiled, **form(tiles, tiles.tile, options),
+            num_warps=tiles.tile.num_warps, **OPTIONS,
         )  # fmt: skip
     if not work.num_parts:
         return out
@@ -105,7 +106,7 @@ def paged_attention(
             chunk_attention_kernel[(programs,)](
                 q, *caches, positions, items, count, work.lookup, work.part_start,
                 work.parts, work.stats, room, *numbers,
-                **compiled, **form(tiles, tile), num_warps=tile.num_warps, **OPTIONS,
+                **compiled, **form(tiles, tile, options), num_warps=tile.num_warps, **OPTIONS,
             )  # fmt: skip
     merging = merge_constants(q, options, tiles, some_tiled=len(work.tiles) > 0)
     grid = (len(q) * triton.cdiv(q.shape[1], merging["BLOCK_H"]),)
@@ -148,13 +149,13 @@ def constants(
     }
 
 
-def form(tiles: AttentionTiles, tile: Tile) -> dict[str, int | bool]:
+def form(tiles: AttentionTiles, tile: Tile, options: Options) -> dict[str, int | bool]:
     """Compile-time arguments of one form."""
     return {
         "CHUNK": tiles.chunk,
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
-        "STAGES": tile.num_stages,
+        "STAGES": tile.stages(window=options.window > 0),
     }
 
 

@@ -6,7 +6,7 @@ the fewest "*" counts. Head sizes stand there as `padded`, and are at least 64.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -26,12 +26,20 @@ UNIFORM_M = 64  # the least block_m of wgmma and tcgen05; 16 rows take mma.sync,
 
 @dataclass(frozen=True)
 class Tile:
-    """One compiled shape: `block_m` (token, query head) lanes by `block_n` K/V tokens."""
+    """One compiled shape: `block_m` (token, query head) lanes by `block_n` K/V tokens.
+
+    window_stages: in place of `num_stages` for layers with a sliding window, which take more
+        registers; None: the same. A plan, and the order of the reduction, are the same for both.
+    """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
+    window_stages: int | None = None
+
+    def stages(self, *, window: bool) -> int:
+        return (window and self.window_stages) or self.num_stages
 
 
 @dataclass(frozen=True)
@@ -247,12 +255,17 @@ def _attention(values: dict[str, Any]) -> AttentionTiles:
 
 
 def _tile(form: str, values: dict[str, Any], block_n: int) -> Tile:
-    _check_names(form, values, {"block_m", "num_warps", "num_stages"})
+    needed = {"block_m", "num_warps", "num_stages"}
+    _check_names(form, values, needed, optional={"window_stages"})
+    window_stages = values.get("window_stages")
+    if window_stages is not None:
+        window_stages = _count(f"window_stages of {form}", window_stages)
     return Tile(
         block_m=_power_of_two(f"block_m of {form}", values["block_m"], 16),
         block_n=block_n,
         num_warps=_power_of_two(f"num_warps of {form}", values["num_warps"], 1),
         num_stages=_count(f"num_stages of {form}", values["num_stages"]),
+        window_stages=window_stages,
     )
 
 
@@ -279,9 +292,12 @@ def _matmul_tile(values: dict[str, Any], block_k: int) -> MatmulTile:
     )
 
 
-def _check_names(what: str, values: object, names: set[str]) -> None:
-    if not isinstance(values, dict) or values.keys() != names:
-        raise ValueError(f"{what} must have exactly {', '.join(sorted(names))}")
+def _check_names(
+    what: str, values: object, names: set[str], optional: Set[str] = frozenset()
+) -> None:
+    if not isinstance(values, dict) or values.keys() - optional != names:
+        may = f"; it may have {', '.join(sorted(optional))}" if optional else ""
+        raise ValueError(f"{what} must have exactly {', '.join(sorted(names))}{may}")
 
 
 # kernel -> names of its keys, and what parses the rest of an entry

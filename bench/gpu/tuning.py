@@ -40,7 +40,7 @@ def section(check: Check) -> None:
     for name in ("narrow", "wide", "tile"):
         form = asdict(getattr(chosen, name))
         del form["block_n"]
-        entry[name] = form
+        entry[name] = {key: value for key, value in form.items() if value is not None}
     check.row("for tuned.json", note=json.dumps(entry))
 
 

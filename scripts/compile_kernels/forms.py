@@ -157,7 +157,8 @@ def attention(variant: Variant, chip: str, form: str) -> Launch:
         kernel = attention_kernels.tile_attention_kernel
     return Launch(
         kernel,
-        paged_attention.constants(q, cache, scales, options) | paged_attention.form(tiles, tile),
+        paged_attention.constants(q, cache, scales, options)
+        | paged_attention.form(tiles, tile, options),
         {"num_warps": tile.num_warps, **paged_attention.OPTIONS},
         variant.dtype,
         types=CODES if scales else {},

@@ -100,6 +100,26 @@ def test_kinds_of_matrix_instructions_are_all_seen():
     assert reports.matrix_names(SimpleNamespace(asm={"ptx": ptx})) == {"tcgen05.mma"}
 
 
+def test_what_agprs_hold_is_not_spilled():
+    numbers = {"vgpr_count": 309, "vgpr_spill_count": 2, "private_segment_fixed_size": 0}
+    for bytes_ in (0, 12):
+        numbers["private_segment_fixed_size"] = bytes_
+        text = "".join(f"    .{name}: {number}\n" for name, number in numbers.items())
+        compiled = SimpleNamespace(asm={"amdgcn": text}, metadata=SimpleNamespace(shared=64))
+        assert reports.amd_report(compiled) == reports.Report(309, bytes_, 64, 0, 0, "none")
+
+
+def test_windows_have_the_stages_of_their_own(monkeypatch):
+    tuned = tiles.attention_tiles("sm_90", 2, 128, 4, 16)
+    narrow = replace(tuned.narrow, num_stages=3, window_stages=1)
+    monkeypatch.setattr(forms, "attention_tiles", lambda *_: replace(tuned, narrow=narrow))
+    stages = {}
+    for option in forms.OPTIONS:
+        made = forms.FORMS["narrow"].launch(forms.Variant("narrow", option=option), "sm_90")
+        stages[option] = made.constants["STAGES"]
+    assert stages == {"none": 3, "window": 1, "softcap": 3}
+
+
 def test_signature_has_a_type_for_every_argument():
     assert launch(types={"X": "*fp8e4nv"}).signature() == {
         "X": "*fp8e4nv",

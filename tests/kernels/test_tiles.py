@@ -69,6 +69,14 @@ def test_any_chip_is_any_gpu_and_not_the_interpreter():
         chunk(table_of([entry()]), chip="interpreter")
 
 
+def test_a_form_may_have_other_stages_for_windows():
+    narrow = entry()["narrow"] | {"window_stages": 1}
+    found = tiles.most_specific(table_of([entry(narrow=narrow)]), "attention", asked())
+    forms = (found.narrow, found.wide, found.tile)
+    stages = [(form.stages(window=False), form.stages(window=True)) for form in forms]
+    assert stages == [(3, 1), (3, 3), (3, 3)]
+
+
 def test_ties_are_refused_until_an_entry_settles_them():
     tied = [entry(chip="sm_90"), entry(head_size=128)]
     with pytest.raises(ValueError, match=r"attention: \('sm_90'.* both fit \('sm_90'.*128"):
@@ -93,6 +101,10 @@ def test_ties_are_refused_until_an_entry_settles_them():
         ({"blocks": 1}, "an entry of attention must have exactly block_n, chunk"),
         ({"wide": {"block_m": 64}}, "wide must have exactly block_m, num_stages, num_warps"),
         ({"tile": 3}, "tile must have exactly"),
+        (
+            {"narrow": {"block_m": 16, "num_warps": 4, "num_stages": 3, "window_stages": 0}},
+            "window_stages of narrow must be a positive whole number",
+        ),
         (
             {"narrow": {"block_m": 8, "num_warps": 4, "num_stages": 3}},
             "block_m of narrow must be a power of two, at least 16",
