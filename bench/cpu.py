@@ -1,0 +1,286 @@
+"""What the kernels for CPUs reach of what this machine can do, in one run.
+
+    python -m bench.cpu --threads 2
+
+Ceilings come first: a large float32 matrix product by torch, and a large read. An operator's bound
+is the larger of its arithmetic at the one and its bytes at the other; its share is bound / time.
+Then whole steps: prefill of 2,048 tokens, decoding at 1,024; and decoding of B requests of 2,048
+tokens with 1,900 of them shared, against the same without sharing. Medians of interleaved rounds.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from bench.workloads import IDS
+from radixserve.config import Config, WorkerConfig
+from radixserve.llm import LLM
+from radixserve.messages import Sampling
+from radixserve.models.decoder import Decoder
+from radixserve_kernels.attention_options import Options
+from radixserve_kernels.cpu import AttentionPlan, Shape, paged_attention, rms_norm
+
+GREEDY = Sampling(seed=0, temperature=0.0)
+PREFILL, CONTEXT, LONG, SHARED = 2048, 1024, 2048, 1900
+STEPS = 16  # of a decoding that is timed
+HEIGHTS = (1, 4, 8, 64, 512)  # rows of a product
+BATCHES = (1, 2, 4, 8, 16)
+PRODUCTS = ("qkv", "output", "gate_up", "down")  # of a layer
+
+
+class Ceilings(NamedTuple):
+    flops: float  # a second, of a product in float32
+    read: float  # bytes a second
+
+    def bound(self, flops: float, read: float) -> float:
+        """Seconds that the larger of the two takes."""
+        return max(flops / self.flops, read / self.read)
+
+
+class Work(NamedTuple):
+    """An operator in all layers of the model, with their own weights or pages."""
+
+    name: str
+    run: Callable[[], object]
+    flops: float
+    read: float
+
+
+def seconds(run: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def ceilings(rounds: int) -> Ceilings:
+    """The best of some rounds: what the machine can do at all."""
+    n, big = 1024, torch.ones(1 << 27)  # 512 MiB, in no cache
+    a, b, out = torch.randn(n, n), torch.randn(n, n), torch.empty(n, n)
+    products = [seconds(lambda: torch.mm(a, b, out=out)) for _ in range(2 + 3 * rounds)]
+    reads = [seconds(big.sum) for _ in range(1 + rounds)]
+    return Ceilings(2 * n**3 / min(products), big.nbytes / min(reads))
+
+
+def _all(products: Sequence[Any], x: torch.Tensor) -> None:
+    for one in products:
+        one(x)
+
+
+def _attend(
+    q: torch.Tensor, pages: Sequence[torch.Tensor], plan: AttentionPlan, options: Options
+) -> None:
+    for one in pages:
+        paged_attention(q, one, plan, options)
+
+
+class Model:
+    """The decoder of an engine, its operators one by one."""
+
+    def __init__(self, llm: LLM) -> None:
+        runner = llm.runner
+        model = runner._model
+        assert isinstance(model, Decoder), "the model's code is radixserve's"
+        self.decoder = model
+        self.layers = list(model._layers())
+        self.pages = runner._cache.pages
+        self.spec = model.spec
+
+    def works(self) -> Iterator[Work]:
+        for height in HEIGHTS:
+            yield from self._products(height)
+        for height in (1, 512):
+            yield self._norms(height)
+        for rows, new, length in ((1, 1, CONTEXT), (8, 1, CONTEXT), (1, 512, 512), (1, 50, 2050)):
+            yield self._attention(rows, new, length)
+
+    def _products(self, height: int) -> Iterator[Work]:
+        for name in PRODUCTS:
+            products = [getattr(layer, name) for layer in self.layers]
+            packed = [product.packed for product in products]
+            x = torch.randn(height, packed[0].inputs)
+            size = packed[0].inputs * packed[0].outputs * len(packed)
+            yield Work(
+                f"{name} x {height}",
+                partial(_all, packed, x),
+                2.0 * height * size,
+                sum(one.nbytes for one in packed),
+            )
+        if height <= 8:  # rows that are sampled from
+            head: Any = self.decoder.head.packed
+            x = torch.randn(height, head.inputs)
+            flops = 2.0 * height * head.inputs * head.outputs
+            yield Work(f"head x {height}", lambda: head(x), flops, head.nbytes)
+
+    def _norms(self, height: int) -> Work:
+        x, residual = (torch.randn(height, self.spec.hidden_size) for _ in range(2))
+        weights = [layer.mlp_norm for layer in self.layers]
+        return Work(
+            f"norm x {height}",
+            lambda: [rms_norm(x, weight, 1e-5, residual) for weight in weights],
+            5.0 * x.numel() * len(weights),
+            x.nbytes,
+        )
+
+    def _attention(self, rows: int, new: int, length: int) -> Work:
+        """`rows` rows of `length` tokens, `new` of them new, that share nothing."""
+        spec, page = self.spec, self.pages[0].shape[3]
+        each = -(-length // page)
+        table = np.arange(rows * each, dtype=np.int32).reshape(rows, each)
+        plan = AttentionPlan(
+            np.arange(rows),
+            np.arange(rows + 1) * new,
+            np.full(rows, length),
+            table,
+            Shape.of(self.pages[0], spec.num_heads),
+        )
+        q = torch.randn(rows * new, spec.num_heads, spec.head_dim)
+        for pages in self.pages:
+            pages[: rows * each].normal_()
+        seen = rows * (new * length - new * (new - 1) / 2)
+        options = Options(spec.head_dim**-0.5)
+        layers = len(self.pages)
+        return Work(
+            f"attention {rows} x {new} at {length}",
+            partial(_attend, q, self.pages, plan, options),
+            4.0 * seen * spec.num_heads * spec.head_dim * layers,
+            2.0 * rows * length * spec.num_kv_heads * spec.head_dim * 4 * layers,
+        )
+
+    def step(self, rows: int, new: int, length: int) -> tuple[float, float]:
+        """Operations and bytes of a whole step of such rows, of which one token each is sampled."""
+        products = [getattr(layer, n).packed for layer in self.layers for n in PRODUCTS]
+        head: Any = self.decoder.head.packed
+        attention = self._attention(rows, new, length)
+        flops = 2.0 * rows * new * sum(p.inputs * p.outputs for p in products)
+        flops += 2.0 * rows * head.inputs * head.outputs + attention.flops
+        return flops, sum(p.nbytes for p in (*products, head)) + attention.read
+
+
+def decode_step(llm: LLM, prompts: list[list[int]]) -> float:
+    """Seconds of a step in which each of the prompts, cached by now, decodes."""
+    once = seconds(lambda: llm.generate(prompts, GREEDY, 1))
+    return (seconds(lambda: llm.generate(prompts, GREEDY, 1 + STEPS)) - once) / STEPS
+
+
+def operators(model: Model, top: Ceilings, rounds: int) -> dict[str, dict[str, float]]:
+    works = list(model.works())
+    times: dict[str, list[float]] = {work.name: [] for work in works}
+    for round_ in range(1 + rounds):
+        for work in works:
+            took = seconds(work.run)
+            if round_:
+                times[work.name].append(took)
+    found = {}
+    for work in works:
+        took = median(times[work.name])
+        found[work.name] = {"ms": 1e3 * took, "share": top.bound(work.flops, work.read) / took}
+    return found
+
+
+def steps(llm: LLM, model: Model, top: Ceilings, args: argparse.Namespace) -> dict[str, Any]:
+    draw = random.Random(args.seed)
+    times: dict[str, list[float]] = {}
+    for _ in range(args.rounds):
+        prompt = draw.choices(IDS, k=PREFILL)
+        times.setdefault("prefill", []).append(
+            seconds(lambda prompt=prompt: llm.generate([prompt], GREEDY, 1))
+        )
+        for rows in (1, 4, 8):
+            prompts = [draw.choices(IDS, k=CONTEXT) for _ in range(rows)]
+            llm.generate(prompts, GREEDY, 1)
+            times.setdefault(f"decode {rows}", []).append(decode_step(llm, prompts))
+    bounds = {"prefill": top.bound(*model.step(1, PREFILL, PREFILL))}
+    bounds |= {f"decode {n}": top.bound(*model.step(n, 1, CONTEXT)) for n in (1, 4, 8)}
+    middle = {name: median(all_) for name, all_ in times.items()}
+    return {n: {"ms": 1e3 * took, "share": bounds[n] / took} for n, took in middle.items()}
+
+
+def sharing(llm: LLM, args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Decoding of B requests with and without a shared prefix, interleaved."""
+    draw = random.Random(args.seed + 1)
+    root = draw.choices(IDS, k=SHARED)
+    most = max(BATCHES)
+    shared = [root + draw.choices(IDS, k=LONG - SHARED) for _ in range(most)]
+    alone = [draw.choices(IDS, k=LONG) for _ in range(most)]
+    for prompts in (shared, alone):
+        llm.generate(prompts, GREEDY, 1)
+    found = {}
+    for rows in BATCHES:
+        pairs = [
+            (decode_step(llm, shared[:rows]), decode_step(llm, alone[:rows]))
+            for _ in range(args.rounds)
+        ]
+        with_, without = (median(times) for times in zip(*pairs, strict=True))
+        found[str(rows)] = {
+            "shared_ms": 1e3 * with_,
+            "alone_ms": 1e3 * without,
+            "speedup": without / with_,
+        }
+    return found
+
+
+def table(result: dict[str, Any]) -> str:
+    ceilings_ = f"{result['gflops']:.0f} GFLOP/s, {result['read_gbs']:.1f} GB/s"
+    rows = [f"ceilings with {result['threads']} threads: {ceilings_}"]
+    for part in ("operators", "steps"):
+        rows += ["", f"{part:28}{'ms':>10}{'share':>8}"]
+        for name, told in result[part].items():
+            rows.append(f"{name:28}{told['ms']:10.3f}{told['share']:8.0%}")
+    rows += ["", f"{'decoding B x 2,048':28}{'alone ms':>10}{'shared':>8}{'times':>8}"]
+    for count, told in result["sharing"].items():
+        rows.append(
+            f"{count:28}{told['alone_ms']:10.2f}{told['shared_ms']:8.2f}{told['speedup']:8.2f}"
+        )
+    return "\n".join(rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.cpu", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--model-path", default="", help="default: the embedded model")
+    add("--threads", type=int, default=torch.get_num_threads())
+    add("--rounds", type=int, default=5)
+    add("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+    tokens = 2 * max(BATCHES) * (LONG + 2 * STEPS) + 8 * args.rounds * 2 * CONTEXT
+    worker = WorkerConfig(
+        model_path=args.model_path,
+        device="cpu",
+        attention_backend="cpu",
+        num_threads=args.threads,
+        max_total_tokens=tokens,
+    )
+    try:
+        llm = LLM(Config(worker=worker))
+    except (ValueError, RuntimeError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    with torch.inference_mode():
+        top = ceilings(args.rounds)
+        model = Model(llm)
+        result: dict[str, Any] = {
+            "gflops": top.flops / 1e9,
+            "read_gbs": top.read / 1e9,
+            "threads": args.threads,
+            "rounds": args.rounds,
+            "sharing": sharing(llm, args),
+            "steps": steps(llm, model, top, args),
+            "operators": operators(model, top, args.rounds),
+        }
+    print(table(result))
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
