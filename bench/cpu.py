@@ -191,9 +191,7 @@ def steps(llm: LLM, model: Model, top: Ceilings, args: argparse.Namespace) -> di
     times: dict[str, list[float]] = {}
     for _ in range(args.rounds):
         prompt = draw.choices(IDS, k=PREFILL)
-        times.setdefault("prefill", []).append(
-            seconds(lambda prompt=prompt: llm.generate([prompt], GREEDY, 1))
-        )
+        times.setdefault("prefill", []).append(seconds(partial(llm.generate, [prompt], GREEDY, 1)))
         for rows in (1, 4, 8):
             prompts = [draw.choices(IDS, k=CONTEXT) for _ in range(rows)]
             llm.generate(prompts, GREEDY, 1)
