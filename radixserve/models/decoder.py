@@ -12,9 +12,10 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from radixserve.models import operators as ops
 from radixserve.models.blocks import Blocks
 from radixserve.models.model import Attend
-from radixserve.models.operators import TORCH, Operators, Packed, Table
+from radixserve.models.operators import TORCH, Operators, Packed, Run, Table
 from radixserve.models.product import Product
 from radixserve.models.rotary import interleave, rotary_table, rotation
 from radixserve.models.spec import ModelSpec
@@ -83,6 +84,7 @@ class Decoder(nn.Module):
         self.context_length = context_length
         self._operators = operators
         self.embedding = embedding = empty(spec.vocab_size, spec.hidden_size)
+        self._joined_layers: Run | None = None
         self._table: Table | None = None
         self._table_kind = ""  # of the embedding's blocks, if it has some
         self.layers = nn.ModuleList(Layer(spec, empty, operators) for _ in range(spec.num_layers))
@@ -106,6 +108,8 @@ class Decoder(nn.Module):
         next_norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
         x = self._embedded(tokens)  # from here on added to in place
         normed = self._normed(x, layers[0].attention_norm)
+        if self._joined_layers is not None and (sight := getattr(attend, "sight", None)):
+            return self._joined_layers(x, normed, turn, sight, wanted)
         for i, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
             qkv = layer.qkv(normed).view(-1, rotated_heads + spec.num_kv_heads, spec.head_dim)
             qk = qkv[:, :rotated_heads]
@@ -157,9 +161,34 @@ class Decoder(nn.Module):
                 if isinstance(module, Product) and module is not self.head:
                     module.pack()
             self._pack_vocabulary()
+        if (join := self._operators.join) is not None:
+            self._joined_layers = join(self._operands(), self._shape())
         packed = [m.packed for m in self.modules() if isinstance(m, Product)]
         held: list[Packed | Tensor | None] = [*packed, self._table, *self.parameters()]
         return sum({id(part): part.nbytes for part in held if part is not None}.values())
+
+    def _shape(self) -> ops.Shape:
+        spec = self.spec
+        return ops.Shape(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rms_norm_eps)
+
+    def _operands(self) -> list[ops.Layer]:
+        """The layers as `Operators.join` wants them."""
+        layers = list(self._layers())
+        next_norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
+        found = []
+        for layer, next_norm in zip(layers, next_norms, strict=True):
+            found.append(
+                ops.Layer(
+                    qkv=layer.qkv.form(),
+                    output=layer.output.form(),
+                    gate_up=layer.gate_up.form(),
+                    down=layer.down.form(),
+                    qk_norm=layer.qk_norm,
+                    mlp_norm=layer.mlp_norm,
+                    next_norm=next_norm,
+                )
+            )
+        return found
 
     def _pack_vocabulary(self) -> None:
         """Embedding and head: one copy if they are the same and may be, else what each needs."""

@@ -4,9 +4,9 @@ An attention backend names the set that goes with it, and `load` gives it to the
 is not here: the backend does it as it writes the keys into pages.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -55,11 +55,38 @@ Weights = Tensor | Blocks  # [outputs, inputs]
 Pack = Callable[[Weights, Tensor | None], Packed | None]
 
 
+class Layer(NamedTuple):
+    """What there is of a decoder's layer: packed products, and the weights of norms."""
+
+    qkv: Packed
+    output: Packed
+    gate_up: Packed
+    down: Packed
+    qk_norm: Tensor | None
+    mlp_norm: Tensor
+    next_norm: Tensor  # of the layer behind it, or the model's
+
+
+class Shape(NamedTuple):
+    """Sizes of a decoder's attention, and the norms' epsilon."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    eps: float
+
+
+# (x [T, hidden] and it normalised, which change; turn; the attend's sight; wanted [S]) ->
+# [S, hidden], what `Model.hidden` gives
+Run = Callable[[Tensor, Tensor, Tensor, Any, Tensor], Tensor]
+
+
 class Operators(NamedTuple):
     """One way to compute. A product's weights are packed once they are filled, if they can be.
 
     `pack_gated`: gate and up projection with `silu_mul` behind them, in one. `pack_table`: an
     embedding; without it embeddings stay plain, beside a head that is packed from the same weights.
+    `join`: all layers in one call, for an `attend` with a `sight`, which says what it would read.
     """
 
     rms_norm: RMSNorm
@@ -68,6 +95,7 @@ class Operators(NamedTuple):
     pack: Pack = lambda weight, bias: None
     pack_gated: Pack = lambda weight, bias: None
     pack_table: Callable[[Weights], Table] | None = None
+    join: Callable[[Sequence[Layer], Shape], Run] | None = None
     takes_blocks: bool = False  # whether these can pack blocks; all others get numbers
 
 
@@ -96,16 +124,21 @@ TORCH = Operators(_rms_norm, _silu_mul, pack=_pack_onednn)
 
 def _cpu(device: torch.device) -> Operators:
     """The C kernels of `radixserve_kernels.cpu`, which have to be there."""
-    from radixserve_kernels.cpu import PackedLinear, rms_norm
+    from radixserve_kernels.cpu import Layers, LayerWeights, PackedLinear, rms_norm
 
     def pack(weights: Weights, bias: Tensor | None = None, *, gated: bool = False) -> PackedLinear:
         if isinstance(weights, Blocks):
             return PackedLinear.pack_blocks(*weights, bias, gate_up=gated)
         return PackedLinear.pack(weights, bias, gate_up=gated)
 
+    def join(layers: Sequence[Layer], shape: Shape) -> Run:
+        sizes = shape._asdict()
+        return Layers([LayerWeights(*cast(Any, layer)) for layer in layers], **sizes)
+
     return Operators(
         rms_norm,
         _silu_mul,
+        join=join,
         pack=pack,
         pack_gated=partial(pack, gated=True),
         pack_table=pack,

@@ -56,6 +56,11 @@ class Product(nn.Module):
         self.packed = packed
         self.weight = self.bias = None
 
+    def form(self) -> Packed:
+        """What the weights were packed into."""
+        assert self.packed is not None, "these operators pack all products"
+        return self.packed
+
     def _pack(self, weights: Weights, bias: Tensor | None) -> Packed | None:
         if self._gated and (packed := self._operators.pack_gated(weights, bias)):
             self._fused = True

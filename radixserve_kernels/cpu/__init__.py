@@ -6,6 +6,7 @@ to use them: that is the caller's, who asks `available` first.
 """
 
 from radixserve_kernels.cpu.attention import AttentionPlan, Parts, Shape, paged_attention
+from radixserve_kernels.cpu.layers import Layers, LayerWeights, Sight
 from radixserve_kernels.cpu.library import available, bodies, load, set_threads
 from radixserve_kernels.cpu.linear import PackedLinear
 from radixserve_kernels.cpu.norm import rms_norm
@@ -13,9 +14,12 @@ from radixserve_kernels.cpu.rope import rope_kv_write
 
 __all__ = [
     "AttentionPlan",
+    "LayerWeights",
+    "Layers",
     "PackedLinear",
     "Parts",
     "Shape",
+    "Sight",
     "available",
     "bodies",
     "load",

@@ -17,7 +17,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "src"
 NAME = "libradixserve_cpu.so"
 # every other .c holds operators, compiled for each body
-ONCE = ("attention_plan.c", "dispatch.c", "pack.c", "pool.c")
+ONCE = ("attention_plan.c", "dispatch.c", "layers.c", "pack.c", "pool.c")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = (
     "-O3",

@@ -27,6 +27,7 @@ SIGNATURES = {
     "rs_set_threads": (INT, [INT]),
     "rs_parallel": (None, [TASK, PTR, INT]),
     "rs_make_plan": (c_int, [PTR, PTR, PTR, PTR, INT]),
+    "rs_layers": (None, [PTR]),
     "rs_attention": (None, [PTR, PTR, INT, INT, PTR, INT, PTR, c_float, c_float]),
     "rs_rope_kv_write": (None, [PTR, INT, INT] * 3 + [PTR, PTR, INT, PTR] + [INT] * 6),
     "rs_rms_norm": (None, [PTR, INT, INT, PTR, PTR, PTR, INT, INT, INT, c_float]),

@@ -7,6 +7,7 @@ those of the same request alone in a fresh engine.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 
 from radixserve.llm import Answer
 from radixserve.messages import Sampling
+from radixserve.models.decoder import Decoder
 from radixserve_kernels import cpu
+from tests.checkpoints import tiny_checkpoint
 from tests.process.test_exactness import engine
 
 if missing := cpu.available():
@@ -104,3 +107,32 @@ def test_a_long_conversation_that_is_decoded_chunked_and_shared(checkpoint: Path
     alone = Alone(checkpoint)
     for branch, answer in zip(branches, answers, strict=True):
         assert bits(answer) == alone(branch, "greedy")
+
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "Qwen2ForCausalLM": {"tie_word_embeddings": True},  # biases
+    "Qwen3ForCausalLM": {"head_dim": 32},  # norms of queries and keys
+}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_layers_in_one_call_are_the_operators_one_by_one(tmp_path: Path, architecture: str) -> None:
+    folder = tiny_checkpoint(tmp_path, architecture, **ARCHITECTURES[architecture])
+    prompts = [[VOCABULARY[(i + k) * i % 497] for i in range(70 + 9 * k)] for k in range(4)]
+    prompts += [[*prompts[0][:33], 7, 8], prompts[1]]
+    answers = []
+    for joined in (True, False):
+        llm = engine(folder, chunked_prefill_size=64, num_threads=2)
+        model = llm.runner._model
+        assert isinstance(model, Decoder) and model._joined_layers is not None
+        if not joined:
+            model._joined_layers = None
+        answers.append(
+            [
+                bits(answer)
+                for kind in ("prompt", "greedy", "drawn")
+                for answer in llm.generate(prompts, SAMPLINGS[kind], ANSWER)
+            ]
+        )
+    assert answers[0] == answers[1]

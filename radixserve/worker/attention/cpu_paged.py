@@ -16,6 +16,7 @@ from radixserve_kernels.cpu import (
     AttentionPlan,
     Parts,
     Shape,
+    Sight,
     paged_attention,
     rope_kv_write,
     set_threads,
@@ -73,21 +74,42 @@ class CpuPlan:
         self._setting = setting
         self._plans = plans
 
-    def bind(self, batch: Batch, repeats: Repeats | None = None) -> Attend:
-        cache, options = self._setting.cache, self._setting.options
-
-        def attend(
-            layer: int, qk: torch.Tensor, v: torch.Tensor, turn: torch.Tensor | None
-        ) -> torch.Tensor:
-            pages = cache.pages[layer]
-            q, k = qk[:, : -v.shape[1]], qk[:, -v.shape[1] :]
-            rope_kv_write(q, k, v, turn, pages, batch.write_slots)
-            if repeats is not None:
-                k, v = (x.index_select(0, repeats.tokens) for x in (k, v))
-                cache.put(layer, repeats.places, k, v)
-            return paged_attention(q, pages, self._plans[options[layer].window], options[layer])
-
-        return attend
+    def bind(self, batch: Batch, repeats: Repeats | None = None) -> "CpuAttend":
+        return CpuAttend(self._setting, self._plans, batch, repeats)
 
     def fixed(self, num_tokens: int) -> None:
         return None
+
+
+class CpuAttend:
+    """An `Attend`, and for operators that do all layers in one call what it would see."""
+
+    sight: Sight | None  # None: layers have more to do than these operators know
+
+    def __init__(
+        self,
+        setting: Setting,
+        plans: Mapping[int, AttentionPlan],
+        batch: Batch,
+        repeats: Repeats | None,
+    ) -> None:
+        self._cache = setting.cache
+        self._options = setting.options
+        self._plans = plans
+        self._slots = batch.write_slots
+        self._repeats = repeats
+        each = [plans[options.window] for options in setting.options]
+        self.sight = Sight(each, setting.cache.pages, setting.options, batch.write_slots)
+        if repeats is not None:
+            self.sight = None
+
+    def __call__(
+        self, layer: int, qk: torch.Tensor, v: torch.Tensor, turn: torch.Tensor | None
+    ) -> torch.Tensor:
+        pages, options = self._cache.pages[layer], self._options[layer]
+        q, k = qk[:, : -v.shape[1]], qk[:, -v.shape[1] :]
+        rope_kv_write(q, k, v, turn, pages, self._slots)
+        if self._repeats is not None:
+            k, v = (x.index_select(0, self._repeats.tokens) for x in (k, v))
+            self._cache.put(layer, self._repeats.places, k, v)
+        return paged_attention(q, pages, self._plans[options.window], options)
