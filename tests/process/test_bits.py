@@ -5,6 +5,7 @@ threads, page size, chunks and instructions; each answer's log probabilities, th
 those of the same request alone in a fresh engine.
 """
 
+import concurrent.futures
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from radixserve.messages import Sampling
 from radixserve.models.decoder import Decoder
 from radixserve_kernels import cpu
 from tests.checkpoints import tiny_checkpoint
+from tests.process.conftest import Server
 from tests.process.test_exactness import engine
 
 if missing := cpu.available():
@@ -136,3 +138,24 @@ def test_layers_in_one_call_are_the_operators_one_by_one(tmp_path: Path, archite
             ]
         )
     assert answers[0] == answers[1]
+
+
+def test_over_http_log_probabilities_are_the_same_hot_cold_and_together(server: Server) -> None:
+    """Cold again by a salt of its own, at a real server with many requests at once."""
+    root = [VOCABULARY[(i * i + 5) % 497] for i in range(100)]
+    prompts = [[*root, *range(10 + i, 10 + 4 * i + 3)] for i in range(8)]
+
+    def ask(prompt: list[int], salt: str | None = None) -> tuple[object, int]:
+        body = {"prompt": prompt, "max_tokens": 12, "temperature": 0, "logprobs": 5}
+        told = server.post("/v1/completions", body | ({"cache_salt": salt} if salt else {})).json()
+        cached: int = told["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return told["choices"][0]["logprobs"], cached
+
+    cold = [ask(prompt, f"salt {i}") for i, prompt in enumerate(prompts)]
+    assert not any(cached for _, cached in cold)
+    with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
+        together = list(pool.map(ask, prompts))
+        hot = list(pool.map(ask, prompts))
+    assert all(cached == len(prompt) - 1 for prompt, (_, cached) in zip(prompts, hot, strict=True))
+    for answers in (together, hot):
+        assert [logprobs for logprobs, _ in answers] == [logprobs for logprobs, _ in cold]
