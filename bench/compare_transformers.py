@@ -13,6 +13,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -23,6 +24,7 @@ from bench.workloads import IDS
 from radixserve.config import Config, WorkerConfig
 from radixserve.llm import LLM
 from radixserve.messages import Sampling
+from radixserve.models.spec import read_config
 
 GREEDY = Sampling(seed=0, temperature=0.0)
 Batch = list[list[int]]
@@ -145,6 +147,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--new", type=int, default=64, help="tokens decoded for each, 2 at least")
     add("--seed", type=int, default=0)
     args = parser.parse_args(argv)
+    if read_config(Path(args.model)).get("quantization_config"):
+        print(f"{args.model}: weights that transformers cannot read", file=sys.stderr)
+        return 1
     engines = {"engine": by_engine(args), "transformers": by_transformers(args)}
     result = measure(engines, args)
     print(table(result))

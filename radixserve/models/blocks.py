@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}  # of a block
-SIZE = 32  # numbers in one
+from radixserve_kernels.cpu.linear import BLOCK as SIZE
+from radixserve_kernels.cpu.linear import BLOCK_BYTES as BYTES
 
 
 class Blocks(NamedTuple):

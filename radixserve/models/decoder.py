@@ -104,13 +104,12 @@ class Decoder(nn.Module):
         spec = self.spec
         rotated_heads = spec.num_heads + spec.num_kv_heads
         turn = rotation(self.rotary, positions)
-        layers = list(self._layers())
-        next_norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
+        layers = self._with_next_norms()
         x = self._embedded(tokens)  # from here on added to in place
-        normed = self._normed(x, layers[0].attention_norm)
+        normed = self._normed(x, layers[0][0].attention_norm)
         if self._joined_layers is not None and (sight := getattr(attend, "sight", None)):
             return self._joined_layers(x, normed, turn, sight, wanted)
-        for i, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
+        for i, (layer, next_norm) in enumerate(layers):
             qkv = layer.qkv(normed).view(-1, rotated_heads + spec.num_kv_heads, spec.head_dim)
             qk = qkv[:, :rotated_heads]
             if layer.qk_norm is not None:
@@ -141,6 +140,12 @@ class Decoder(nn.Module):
             return self._table.rows(tokens.long())
         assert self.embedding is not None, "it is packed or plain"
         return self.embedding.index_select(0, tokens)
+
+    def _with_next_norms(self) -> list[tuple[Layer, Tensor]]:
+        """Each layer with the weights of the norm behind it: the next layer's, or the model's."""
+        layers = list(self._layers())
+        next_norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
+        return list(zip(layers, next_norms, strict=True))
 
     def _layers(self) -> Iterable[Layer]:
         return cast(Iterable[Layer], self.layers)
@@ -173,10 +178,8 @@ class Decoder(nn.Module):
 
     def _operands(self) -> list[ops.Layer]:
         """The layers as `Operators.join` wants them."""
-        layers = list(self._layers())
-        next_norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
         found = []
-        for layer, next_norm in zip(layers, next_norms, strict=True):
+        for layer, next_norm in self._with_next_norms():
             found.append(
                 ops.Layer(
                     qkv=layer.qkv.form(),

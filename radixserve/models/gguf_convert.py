@@ -20,10 +20,11 @@ from gguf import GGUFReader, ReaderTensor, dequantize
 from safetensors.torch import save_file
 from torch import Tensor
 
-from radixserve.models.blocks import BYTES, stored_name
+from radixserve.models.blocks import stored_name
 from radixserve.models.gguf_tokenizer import write_tokenizer
 from radixserve.models.rotary import llama3_factors
 from radixserve.models.spec import BLOCKS, Rope
+from radixserve_kernels.cpu.linear import BLOCK_BYTES
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -163,7 +164,7 @@ def write_weights(
         named = {}
         for tensor in shard:
             name, kind = checkpoint_name(tensor.name), tensor.tensor_type.name
-            if kind in BYTES and not dense:
+            if kind in BLOCK_BYTES and not dense:
                 name = stored_name(name, kind)
                 named[name] = ordered(torch.from_numpy(tensor.data.copy()), tensor, config)
             else:

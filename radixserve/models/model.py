@@ -11,6 +11,7 @@ from radixserve_kernels.attention_options import Options
 # (layer, qk [T, heads + K/V heads, D], v [T, K/V heads, D], turn [T, 1, D/2]) -> [T, heads, D]
 # `attend` rotates qk by `turn` (as `rotary.rotate`), in place if it likes; None: they are rotated.
 # qk and v are views: the last two dimensions are dense, tokens lie further apart
+# one with a `sight` tells operators that do all layers in one call (`Operators.join`) what it reads
 Attend = Callable[[int, Tensor, Tensor, Tensor | None], Tensor]
 
 

@@ -16,14 +16,13 @@ from radixserve.parsing.format import (
     TaggedCalls,
 )
 from radixserve.parsing.grammars.lark import CHAR, SPACE, Lark, letters, literal, one_of
-from radixserve.parsing.grammars.schema import COMPACT, parameters
+from radixserve.parsing.grammars.schema import COMPACT, SHARED, parameters
 from radixserve.parsing.grammars.spelled import Spelled
 from radixserve.parsing.grammars.tagged import Arguments
 from radixserve.parsing.tools import Tool
 from radixserve.parsing.values import JSON, PYTHON
 
 MOST_CALLS = 32  # of one answer that has to be calls
-_SHARED = ("$defs", "definitions")  # what "$ref" names from the root of a schema
 
 
 class CallRules(Struct, frozen=True):
@@ -151,7 +150,7 @@ def with_break(lark: Lark, text: str) -> str:
 
 def _call_schema(tool: Tool, calls: JsonCalls) -> dict[str, Any]:
     inner = _arguments(tool)
-    shared = {word: inner.pop(word) for word in _SHARED if word in inner}
+    shared = {word: inner.pop(word) for word in SHARED if word in inner}
     fields: dict[str, Any] = {calls.names[0]: {"const": tool.name}, calls.arguments[0]: inner}
     if calls.keyed:
         fields = {tool.name: inner}

@@ -19,9 +19,10 @@ Schema: TypeAlias = Mapping[str, Any]
 COMPACT: Schema = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 MAX_NESTING = 64  # schemas within schemas
 ANY_OBJECT: Schema = {"type": "object"}
+SHARED = ("$defs", "definitions")  # what "$ref" names from the root of a schema
 _NOTES = frozenset(("title", "description", "default", "examples", "deprecated", "readOnly"))
 _SILENT = _NOTES | frozenset(
-    ("writeOnly", "$comment", "$schema", "$id", "$anchor", "$defs", "definitions", "x-guidance")
+    ("writeOnly", "$comment", "$schema", "$id", "$anchor", "x-guidance", *SHARED)
 )
 _VALUES = frozenset(("type", "enum", "const"))
 _NUMBERS = frozenset(

@@ -7,6 +7,7 @@ from typing import Any
 
 from radixserve.parsing.grammars.lark import NEW_KEY, Lark, letters, literal, no_text
 from radixserve.parsing.grammars.schema import (
+    SHARED,
     Alternative,
     Schema,
     Unenforceable,
@@ -31,6 +32,7 @@ _KEYWORD = re.compile(r"[^\W\d]\w*")
 _BARE_KEYS = "[A-Za-z_][A-Za-z0-9_ .-]{0,63}"
 _NUMBERS = ("number", "integer")
 EMPTY = '""'
+COMMA = '"," " "?'
 Key = Callable[[str], str]  # what is written for a key, up to its value
 NewKey = Callable[[Collection[str]], str]  # for any other key than these
 
@@ -82,17 +84,16 @@ class Spelled:
         unknown = [word for word in required if word not in named]
         if unknown:
             raise Unenforceable(f"required {unknown[0]}, which is no property")
-        comma = self._comma()
         rest = ["", ""]  # of the members still to come: where none has come yet, and behind one
         if more is not False:
             extra = f"{new_key(named)} {self.value(more, root)}"
-            rest = [f"({extra} ({comma} {extra})*)?", f"({comma} {extra})*"]
+            rest = [f"({extra} ({COMMA} {extra})*)?", f"({COMMA} {extra})*"]
         for word, inner in reversed(self._in_order(named)):
             one = f"{key(word)} {self.value(inner, root)}"
             left_out = [] if word in required else rest
             rest = [
                 self._rule(f"{one} {rest[1]}", *left_out[:1]),
-                self._rule(f"{comma} {one} {rest[1]}", *left_out[1:]),
+                self._rule(f"{COMMA} {one} {rest[1]}", *left_out[1:]),
             ]
         return rest[0]
 
@@ -107,9 +108,6 @@ class Spelled:
         self.rules.append(f"{name}: {' | '.join(way or EMPTY for way in ways)}")
         return name
 
-    def _comma(self) -> str:
-        return '"," " "?'
-
     def _alternative(self, found: Alternative, root: Schema, name: str) -> str:
         """Its expression; "" if it has none."""
         if found.kind == "string":
@@ -118,7 +116,7 @@ class Spelled:
             return " | ".join(self.spelled(value) for value in found.values)
         if found.kind in _NUMBERS:
             schema = {k: v for k, v in found.schema.items() if k != "type"} | {"type": found.kind}
-            schema = {k: v for k, v in schema.items() if k not in ("$defs", "definitions")}
+            schema = {k: v for k, v in schema.items() if k not in SHARED}
             return f"%json {json.dumps(schema)}"
         if found.kind == "array":
             return self._array(found.schema, root)
@@ -138,7 +136,7 @@ class Spelled:
         bound = "" if most is None else most - 1
         if most == 1:
             return f'"[" {item} "]"' if least else f'"[" {item}? "]"'
-        items = f"{item} ({self._comma()} {item}){{{max(least - 1, 0)},{bound}}}"
+        items = f"{item} ({COMMA} {item}){{{max(least - 1, 0)},{bound}}}"
         return f'"[" {items} "]"' if least else f'"[" ({items})? "]"'
 
     def spelled(self, value: Any) -> str:
@@ -148,9 +146,9 @@ class Spelled:
                 return self._exactly(value)
             case dict():
                 members = (f"{self._key(k)} {self.spelled(part)}" for k, part in value.items())
-                return " ".join(('"{"', f" {self._comma()} ".join(members), '"}"'))
+                return " ".join(('"{"', f" {COMMA} ".join(members), '"}"'))
             case list():
-                items = f" {self._comma()} ".join(map(self.spelled, value))
+                items = f" {COMMA} ".join(map(self.spelled, value))
                 return " ".join(('"["', items, '"]"'))
         word = repr(value) if self._dialect.python else json.dumps(value)
         return literal(word)

@@ -1,4 +1,4 @@
-"""Attention over pages by batched torch operators: the real backend on a CPU.
+"""Attention over pages by batched torch operators: on a CPU without kernels of its own.
 
 Rows with one new token are padded into groups of similar length; a row with several is computed
 alone. The query heads that share a K/V head become more queries of one head, so K and V are never
