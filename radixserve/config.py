@@ -165,8 +165,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     kv_cache_dtype: Annotated[
         str,
         Meta(
-            description="auto (as --dtype), or fp8_e4m3: 8 bits a number, with a scale per token"
-            " and head"
+            description="auto (as --dtype), float16 (cpu backend: half the bytes of float32), or"
+            " fp8_e4m3 (triton backend): 8 bits a number, with a scale per token and head"
         ),
     ] = "auto"
     context_length: Annotated[
@@ -248,7 +248,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "device": ("auto", "cpu", "cuda"),
     "attention_backend": ("auto", "cpu", "torch", "triton"),
-    "kv_cache_dtype": ("auto", "fp8_e4m3"),
+    "kv_cache_dtype": ("auto", "float16", "fp8_e4m3"),
     "unreadable_parts": ("refuse", "placeholder"),
     "log_level": ("debug", "info", "warning", "error"),
 }

@@ -14,6 +14,7 @@ from radixserve.worker.upload import upload
 
 FP8_CODES = torch.uint8  # float8 e4m3fn numbers, told by their bits
 SCALE_DTYPE = torch.float32
+DTYPES = {"float16": torch.float16, "fp8_e4m3": FP8_CODES}  # values of --kv-cache-dtype
 
 
 def page_bytes(
@@ -80,7 +81,8 @@ class KVCache:
     def put(self, layer: int, places: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write k and v [T, Hkv, D] of single tokens, unscaled, to `places` [T] of a layer."""
         vectors = self.pages[layer].view(-1, k.shape[-1])
-        vectors.index_copy_(0, self.vectors(places), torch.cat((k, v), 1).view(-1, k.shape[-1]))
+        written = torch.cat((k, v), 1).view(-1, k.shape[-1]).to(vectors.dtype)
+        vectors.index_copy_(0, self.vectors(places), written)
 
     def key(self, layer: int) -> torch.Tensor:
         """K of a layer, a view [num_pages, page_size, Hkv, D] with the heads' stride above D."""

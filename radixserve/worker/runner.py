@@ -21,7 +21,8 @@ from radixserve.models.spec import TRANSFORMERS, ModelShape, implementation
 from radixserve.worker.attention import BACKENDS, Attention, Setting
 from radixserve.worker.batch import HostBatch, Repeats, gather_rows, plan_copies
 from radixserve.worker.forward import Forward, graph_sizes
-from radixserve.worker.kv_cache import FP8_CODES, KVCache, page_bytes
+from radixserve.worker.kv_cache import DTYPES as KV_DTYPES
+from radixserve.worker.kv_cache import KVCache, page_bytes
 from radixserve.worker.memory import PoolSize, free_memory, size_pool, working_bytes
 from radixserve.worker.pending import Pending
 from radixserve.worker.resolve import DTYPES, resolve, step_tokens
@@ -271,4 +272,4 @@ def _page_shape(spec: ModelShape, config: WorkerConfig) -> dict[str, int]:
 
 
 def _kv_dtype(config: WorkerConfig) -> torch.dtype:
-    return DTYPES[config.dtype] if config.kv_cache_dtype == "auto" else FP8_CODES
+    return KV_DTYPES.get(config.kv_cache_dtype, DTYPES[config.dtype])

@@ -200,21 +200,21 @@ async def test_sampling(server: Server) -> None:
     assert (sampling.seed, submit.namespace.salt, submit.priority) == (5, "s", 2)
 
 
-CHOICES: list[tuple[dict[str, Any], set[str]]] = [
-    ({"type": "any"}, {"go", "stop"}),
-    ({"type": "any", "disable_parallel_tool_use": True}, {"go", "stop"}),
-    ({"type": "tool", "name": "stop"}, {"stop"}),
+CHOICES: list[tuple[dict[str, Any], list[str]]] = [
+    ({"type": "any"}, ["go", "stop"]),
+    ({"type": "any", "disable_parallel_tool_use": True}, ["go", "stop"]),
+    ({"type": "tool", "name": "stop"}, ["stop"]),
 ]
 
 
 @pytest.mark.parametrize(("choice", "names"), CHOICES, ids=str)
 async def test_forced_calls_have_a_grammar(
-    server: Server, choice: dict[str, Any], names: set[str]
+    server: Server, choice: dict[str, Any], names: list[str]
 ) -> None:
     message = await say(server, OTHER, tools=TOOLS, tool_choice=choice)
     grammar = server.scheduler.submits[0].sampling.grammar
     assert grammar and not LLMatcher.validate_grammar(grammar)
-    assert {name for name in ("go", "stop") if f'"{name}"' in grammar} == names
+    assert [name for name in ("go", "stop") if f'"{name}"' in grammar] == names
     assert (message["content"], message["stop_reason"]) == ([use_block("stop")], "tool_use")
 
 

@@ -125,19 +125,19 @@ async def test_tools_that_the_provider_runs_are_left_out(
 @pytest.mark.parametrize(
     ("choice", "names"),
     [
-        ("required", {"get_weather", "go", "ns.go"}),
-        ({"type": "function", "name": "go"}, {"go"}),
-        ({"type": "function", "name": "go", "namespace": "ns"}, {"ns.go"}),
-        ({"type": "function", "name": "ns.go"}, {"ns.go"}),
-        ({"type": "allowed_tools", "mode": "required", "tools": [GO]}, {"go"}),
+        ("required", ["get_weather", "go", "ns.go"]),
+        ({"type": "function", "name": "go"}, ["go"]),
+        ({"type": "function", "name": "go", "namespace": "ns"}, ["ns.go"]),
+        ({"type": "function", "name": "ns.go"}, ["ns.go"]),
+        ({"type": "allowed_tools", "mode": "required", "tools": [GO]}, ["go"]),
     ],
     ids=str,
 )
-async def test_forced_calls_have_a_grammar(server: Server, choice: Any, names: set[str]) -> None:
+async def test_forced_calls_have_a_grammar(server: Server, choice: Any, names: list[str]) -> None:
     whole, _ = await both(server, "x", tools=[WEATHER, GO, SPACE], tool_choice=choice)
     grammar = server.scheduler.submits[0].sampling.grammar
     assert grammar and not LLMatcher.validate_grammar(grammar)
-    assert {n for n in ("get_weather", "go", "ns.go") if f'"{n}"' in grammar} == names
+    assert [n for n in ("get_weather", "go", "ns.go") if f'"{n}"' in grammar] == names
     assert all(f'"{name}"' in server.prompt for name in ("get_weather", "go", "ns.go"))
     assert whole["tool_choice"] == choice
 

@@ -1,5 +1,6 @@
 """paged_attention against the reference in float64, then bit for bit against itself."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -28,8 +29,12 @@ def assert_close(rows, requests, dtype, factor=1, **kwargs):
     assert worst_error(outputs, expected) < TOLERANCE[dtype] * factor
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("heads", [(2, 2), (6, 2), (8, 2), (8, 1), (16, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "dtype"),
+    [*itertools.product([(2, 2), (6, 2), (8, 2), (8, 1), (16, 1)], DTYPES[:1]),
+     *itertools.product([(6, 2)], DTYPES[1:])],
+    ids=str,
+)  # fmt: skip
 def test_mixed_batch_matches_reference(heads, dtype, device):
     page = 8
     lengths = [1, page - 1, page, page + 1, PRIME]
@@ -73,8 +78,11 @@ def test_softcap_and_window(options, dtype, device):
         assert_close(rows, requests, dtype, 2, options=options)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize(
+    ("head_size", "dtype"),
+    zip([64, 80, 96, 128, 256], [*DTYPES, *DTYPES[:2]], strict=True),
+    ids=str,
+)
 def test_fp8_cache(head_size, dtype, device):
     rows = paged_rows([LONG, 9], (4, 2), head_size, 16, dtype, device).quantised()
     assert_close(rows, [(0, 20, 70), (1, 2, 9)], dtype)
@@ -103,8 +111,11 @@ def test_strided_queries_and_heads_first_pages(device):
     assert out.is_contiguous() and torch.equal(out, plain)
 
 
-@pytest.mark.parametrize("options", [None, Options(0.125, 2.0, 45)], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [(torch.float32, Options(0.125, 2.0, 45)), (torch.bfloat16, None)],
+    ids=str,
+)
 def test_hot_is_cold(dtype, options, device):
     """Wherever the prompt is split, and whichever kernel computes its end: the same bits."""
     length = 70
@@ -131,9 +142,16 @@ def test_alone_is_in_a_batch(dtype, device):
             assert torch.equal(out, alone[i]), f"request {i} in {order}"
 
 
-@pytest.mark.parametrize("new", [1, 3])
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-@pytest.mark.parametrize("options", [None, Options(0.125, window=50)], ids=str)
+@pytest.mark.parametrize(
+    ("new", "dtype", "options"),
+    [
+        (1, torch.float32, None),
+        (3, torch.float32, Options(0.125, window=50)),
+        (1, torch.bfloat16, Options(0.125, window=50)),
+        (3, torch.bfloat16, None),
+    ],
+    ids=str,
+)
 def test_tree_is_plain(new, dtype, options, device):
     """Rows on shared pages, read once for all: the bits of rows that are alone."""
     rows = paged_rows([100] * 7, (6, 2), 64, 16, dtype, device)

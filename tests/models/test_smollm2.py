@@ -54,25 +54,33 @@ def test_the_files_blocks_are_kept(folder, dense):
     assert sizes[0] < 0.25 * sizes[1]
 
 
+@pytest.fixture(scope="module")
+def theirs(dense):
+    """A question's tokens, transformers' logits for them, and its answer."""
+    model = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)
+    question = "<|im_start|>user\nWrite a story about a cat.<|im_end|>\n<|im_start|>assistant\n"
+    tokens = Tokenizer.from_file(str(dense / "tokenizer.json")).encode(question).ids
+    asked = torch.tensor([tokens])
+    with torch.inference_mode():
+        answer = model.generate(asked, max_new_tokens=20, do_sample=False)[0, len(tokens) :]
+        return asked[0], model(asked).logits[0], answer
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("operators", ["cpu", "torch"])
-def test_same_logits_and_answer_as_transformers(folder, dense, operators):
+def test_same_logits_and_answer_as_transformers(folder, theirs, operators):
+    tokens, reference, expected = theirs
+    length = len(tokens)
     made = OPERATORS[operators](torch.device("cpu"))
     ours = load(folder, device="cpu", dtype=torch.float32, context_length=256, operators=made)
-    theirs = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    question = "<|im_start|>user\nWrite a story about a cat.<|im_end|>\n<|im_start|>assistant\n"
-    tokens = torch.tensor(tokenizer.encode(question).ids)
-    length = len(tokens)
     attend = DenseAttention()
     logits = ours(tokens, torch.arange(length), attend, torch.arange(length))
-    reference = theirs(tokens[None]).logits[0]
     assert (logits - reference).abs().max() <= TOLERANCE * reference.abs().max()
 
     answer = [logits[-1].argmax()]
     for position in range(length, length + 19):
         logits = ours(answer[-1][None], torch.tensor([position]), attend, torch.tensor([0]))
         answer.append(logits[0].argmax())
-    expected = theirs.generate(tokens[None], max_new_tokens=20, do_sample=False)[0, length:]
     assert torch.stack(answer).equal(expected)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert "cat" in tokenizer.decode(answer)

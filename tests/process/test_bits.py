@@ -60,11 +60,13 @@ def bits(answer: Answer) -> object:
 class Alone:
     """What each request is answered in an engine that has done nothing else."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **more: Any) -> None:
         self._folder = folder
+        self._more = more
 
     def __call__(self, prompt: list[int], kind: str) -> object:
-        return bits(engine(self._folder).generate([prompt], SAMPLINGS[kind], ANSWER)[0])
+        llm = engine(self._folder, **self._more)
+        return bits(llm.generate([prompt], SAMPLINGS[kind], ANSWER)[0])
 
 
 @settings(
@@ -73,8 +75,10 @@ class Alone:
 @given(data=st.data())
 def test_every_answer_is_that_of_a_fresh_engine(checkpoint: Path, data: st.DataObject) -> None:
     prompts = data.draw(trees(), "prompts")
+    numbers = data.draw(st.sampled_from(["auto", "float16"]), "K/V")
     llm = engine(
         checkpoint,
+        kv_cache_dtype=numbers,
         num_threads=data.draw(st.integers(1, 3), "threads"),
         page_size=data.draw(st.sampled_from([4, 16, 32]), "page size"),
         chunked_prefill_size=data.draw(st.sampled_from([40, 64, 512]), "chunk"),
@@ -88,7 +92,7 @@ def test_every_answer_is_that_of_a_fresh_engine(checkpoint: Path, data: st.DataO
         answers = llm.generate(batch, [SAMPLINGS[kind] for kind in kinds], ANSWER)
         answered += zip(batch, kinds, map(bits, answers), strict=True)
     cpu.load()
-    alone = Alone(checkpoint)
+    alone = Alone(checkpoint, kv_cache_dtype=numbers)
     for prompt, kind, found in answered:
         assert found == alone(prompt, kind)
 
@@ -159,3 +163,21 @@ def test_over_http_log_probabilities_are_the_same_hot_cold_and_together(server: 
     assert all(cached == len(prompt) - 1 for prompt, (_, cached) in zip(prompts, hot, strict=True))
     for answers in (together, hot):
         assert [logprobs for logprobs, _ in answers] == [logprobs for logprobs, _ in cold]
+
+
+def test_kv_in_half_the_bytes(checkpoint: Path) -> None:
+    """Other bits than float32's, near them; and twice the tokens in the same memory."""
+    whole, half = (
+        engine(checkpoint, kv_cache_dtype=numbers).generate(
+            [[*VOCABULARY[:200]]], SAMPLINGS["prompt"], 1
+        )[0]
+        for numbers in ("auto", "float16")
+    )
+    pairs = [
+        (one.chosen, other.chosen)
+        for one, other in zip(whole.prompt_logprobs, half.prompt_logprobs, strict=True)
+        if one and other
+    ]
+    assert len(pairs) == 199
+    assert max(abs(one - other) for one, other in pairs) < 2e-2
+    assert any(one != other for one, other in pairs)

@@ -20,12 +20,7 @@ def repaired_interpreter():
         yield
 
 
-SETTINGS = [
-    {},
-    {"disable_cuda_graph": True},
-    {"kv_cache_dtype": "fp8_e4m3"},
-    {"dtype": "bfloat16"},
-]
+SETTINGS = [{"kv_cache_dtype": "fp8_e4m3", "disable_cuda_graph": True}, {"dtype": "bfloat16"}]
 
 
 def request(slot, prompt, pages, computed=0):
@@ -46,12 +41,12 @@ def test_the_same_bits_hot_cold_chunked_batched_and_decoded(make_runner, setting
         want.append(first(step(runner, cold.decode())))
         tokens.append(want[-1].top[0][0])
 
-    for computed in (1, 8, 17):  # hot: the cold run's pages
+    for computed in (1, 17):  # hot: the cold run's pages
         hot = request(1, PROMPT, PAGES, computed)
         assert first(step(runner, hot.prefill(), admits=[hot.admit])) == want[0], computed
         free(runner, 1)
 
-    for end in (1, 2, 3):  # what was decoded is now a prompt; nothing of it was computed before
+    for end in (1, 3):  # what was decoded is now a prompt; nothing of it was computed before
         prompt = PROMPT + tokens[:end]
         again = request(2, prompt, [30, 31, 32, 33])
         assert first(step(runner, again.prefill(), admits=[again.admit])) == want[end], end

@@ -65,3 +65,14 @@ def test_transformers_code_is_not_deterministic(checkpoint, tmp_path, impl):
     )
     with pytest.raises(ValueError, match=r"--enable-deterministic-inference needs .* radixserve's"):
         Runner(config, checkpoint)
+
+
+def test_numbers_of_k_and_v_need_a_backend_that_has_them(checkpoint):
+    for name, numbers, able in (
+        ("torch", "float16", "cpu"),
+        ("triton", "float16", "cpu"),
+        ("cpu", "fp8_e4m3", "triton"),
+    ):
+        config = WorkerConfig(device="cpu", attention_backend=name, kv_cache_dtype=numbers)
+        with pytest.raises(ValueError, match=f"{name} cannot do .*{numbers}: it needs .* {able}$"):
+            Runner(config, checkpoint)

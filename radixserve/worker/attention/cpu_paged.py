@@ -29,7 +29,7 @@ class CpuPaged:
     operators: ClassVar[str] = "cpu"
     deterministic_operators: ClassVar[str] = "cpu"
     sampler: ClassVar[str] = "torch"
-    kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("auto",)
+    kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("auto", "float16")
 
     def __init__(self, setting: Setting) -> None:
         """Raises ValueError for number formats and devices that the kernels have no code for."""
