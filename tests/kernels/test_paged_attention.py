@@ -80,7 +80,7 @@ def test_softcap_and_window(options, dtype, device):
 
 @pytest.mark.parametrize(
     ("head_size", "dtype"),
-    zip([64, 80, 96, 128, 256], [*DTYPES, *DTYPES[:2]], strict=True),
+    [*zip([64, 80, 96, 128, 256], [*DTYPES, *DTYPES[:2]], strict=True)],
     ids=str,
 )
 def test_fp8_cache(head_size, dtype, device):
