@@ -18,11 +18,24 @@ typedef struct {
   int64_t merge_step; /* (token, K/V head) pairs to a task of merging */
 } call;
 
+/* Positions [lo, hi) of a chunk of K and V under one head, which are read together. */
+typedef struct {
+  int64_t slot, chunk, kv_head;
+  int lo, hi;
+} stretch;
+
+/* Where the K of a stretch's positions is; hi = 0: of none. */
+typedef struct {
+  const char *at[RS_CHUNK];
+  int lo, hi;
+} places;
+
 /* What a thread works with: queries, the range [lo, hi) of a chunk that each sees, and results. */
 typedef struct {
   const call *call;
-  int64_t padded;
-  const char *place[RS_CHUNK]; /* of K */
+  places here, ahead; /* of what is computed, and of what is brought into the caches meanwhile */
+  int is_brought;     /* what is here was ahead before */
+  int brought;        /* position up to which what is ahead was fetched */
   const float *row[RS_CHUNK];
   int lo[RS_MOST_QUERIES], hi[RS_MOST_QUERIES];
   float largest[RS_MOST_QUERIES], sum[RS_MOST_QUERIES];
@@ -53,16 +66,46 @@ static void see(desk *k, int64_t token, int64_t chunk, int64_t at) {
   for (int64_t g = at; g < at + k->call->group; g++) k->lo[g] = lo, k->hi[g] = hi;
 }
 
-static void find_places(desk *k, int64_t slot, int64_t chunk, int64_t kv_head, int lo, int hi) {
-  const call *c = k->call;
+static void find_places(const call *c, stretch s, places *found) {
   const rs_plan *plan = c->plan;
   int64_t vector = c->size * c->bytes, head = plan->page_size * vector;
-  int64_t first = chunk * RS_CHUNK + lo, offset = first % plan->page_size;
-  const int32_t *id = plan->page_table + slot * plan->table_stride + first / plan->page_size;
-  for (int j = lo; j < hi; id++, offset = 0) {
-    const char *page = c->pages + ((int64_t)*id * 2 * plan->num_kv_heads + kv_head) * head;
-    for (; offset < plan->page_size && j < hi; offset++) k->place[j++] = page + offset * vector;
+  int64_t first = s.chunk * RS_CHUNK + s.lo, offset = first % plan->page_size;
+  const int32_t *id = plan->page_table + s.slot * plan->table_stride + first / plan->page_size;
+  found->lo = s.lo, found->hi = s.hi;
+  for (int j = s.lo; j < s.hi; id++, offset = 0) {
+    const char *page = c->pages + ((int64_t)*id * 2 * plan->num_kv_heads + s.kv_head) * head;
+    for (; offset < plan->page_size && j < s.hi; offset++) found->at[j++] = page + offset * vector;
   }
+}
+
+/* From V to K, in bytes: the same position of the same page and head. */
+static int64_t to_value(const call *c) {
+  return c->plan->num_kv_heads * c->plan->page_size * c->size * c->bytes;
+}
+
+/* Fetches some more of what is ahead into the second cache: K and V of some positions. Called all
+ * along the arithmetic on what is here, since memory answers late and takes few requests at once. */
+static void bring(desk *k, int positions) {
+  const call *c = k->call;
+  const int64_t vector = c->size * c->bytes, beyond = to_value(c);
+  int end = k->brought + positions < k->ahead.hi ? k->brought + positions : k->ahead.hi;
+  for (; k->brought < end; k->brought++)
+    for (int64_t b = 0; b < vector; b += 64) {
+      RS_PREFETCH(k->ahead.at[k->brought] + b);
+      RS_PREFETCH(k->ahead.at[k->brought] + beyond + b);
+    }
+}
+
+static void look_ahead(desk *k, stretch next) {
+  find_places(k->call, next, &k->ahead);
+  k->brought = next.lo;
+}
+
+/* What was ahead is here. */
+static void advance(desk *k, stretch next) {
+  k->is_brought = k->here.hi != 0;
+  k->here = k->ahead;
+  look_ahead(k, next);
 }
 
 /* row[j] = the numbers `beyond` the places of [lo, hi), as padded floats, all in k->copies. */
@@ -70,7 +113,7 @@ static void copy_rows(desk *k, int64_t beyond, int lo, int hi) {
   const call *c = k->call;
   const int64_t whole = c->size / RS_LANES * RS_LANES, rest = c->size - whole;
   for (int j = lo; j < hi; j++) {
-    const char *from = k->place[j] + beyond;
+    const char *from = k->here.at[j] + beyond;
     float *to = k->copies + j * c->padded;
     k->row[j] = to;
     if (c->bytes == 4) {
@@ -89,29 +132,32 @@ static void copy_rows(desk *k, int64_t beyond, int lo, int hi) {
   }
 }
 
-/* Brings K of positions [lo, hi) of a chunk into the panel, and points to its V. Lanes of the panel
+/* Brings K of the positions that are here into the panel, and points to their V. Lanes of the panel
  * beside them hold anything. */
-static void read_chunk(desk *k, int64_t slot, int64_t chunk, int64_t kv_head, int lo, int hi) {
+static void read_chunk(desk *k) {
   const call *c = k->call;
-  const int64_t vector = c->size * c->bytes, page_size = c->plan->page_size;
-  const int64_t to_value = c->plan->num_kv_heads * page_size * vector;
+  const int64_t vector = c->size * c->bytes, beyond = to_value(c);
   const int is_float = c->bytes == 4 && c->size == c->padded;
-  const int in_place = is_float && page_size % RS_LANES == 0; /* 16 positions are in one page */
-  find_places(k, slot, chunk, kv_head, lo, hi);
+  const int in_place = is_float && c->plan->page_size % RS_LANES == 0; /* 16 are in one page */
+  const int lo = k->here.lo, hi = k->here.hi;
+  const char **at = k->here.at;
   if (!in_place) copy_rows(k, 0, lo, hi);
-  for (int first = lo / RS_LANES * RS_LANES; first < hi; first += RS_LANES) {
-    const int begin = first < lo ? lo : first, end = first + RS_LANES < hi ? first + RS_LANES : hi;
+  for (int part = 0; part < RS_CHUNK / RS_LANES; part++) {
+    const int first = part * RS_LANES, begin = first < lo ? lo : first;
+    const int end = first + RS_LANES < hi ? first + RS_LANES : hi;
+    bring(k, 5);
+    if (begin >= end) continue;
     const float *row = k->copies + first * c->padded;
-    if (in_place) row = (const float *)k->place[begin] - (begin - first) * c->size;
-    for (int j = begin; j < end; j++)
-      for (int64_t b = 0; b < vector; b += 64) RS_PREFETCH(k->place[j] + to_value + b);
+    if (in_place) row = (const float *)at[begin] - (begin - first) * c->size;
+    for (int j = begin; j < end && !k->is_brought; j++)
+      for (int64_t b = 0; b < vector; b += 64) RS_PREFETCH(at[j] + beyond + b);
     rs_turn(row, c->padded, c->padded, k->panel + first);
   }
   if (!is_float) {
-    copy_rows(k, to_value, lo, hi);
+    copy_rows(k, beyond, lo, hi);
     return;
   }
-  for (int j = lo; j < hi; j++) k->row[j] = (const float *)(k->place[j] + to_value);
+  for (int j = lo; j < hi; j++) k->row[j] = (const float *)(at[j] + beyond);
 }
 
 /* How many queries from i on, before `end`, see the same of a chunk. */
@@ -125,18 +171,26 @@ static int alike(const desk *k, int i, int end) {
  * that sees nothing of it, none. */
 static void compute(desk *k, int i, int rows, float *largest, float *sum) {
   const call *c = k->call;
+  bring(k, 8);
   rs_scores(k->q + i * c->padded, c->padded, k->panel, c->size, k->weights, rows);
+  bring(k, 6);
+  bring(k, 4);
+  bring(k, 5);
   if (c->cap != 0.0f)
     for (int j = 0; j < rows * RS_CHUNK; j += RS_LANES)
       rs_store(k->weights + j,
                rs_mul(rs_tanh_of_power(rs_load(k->weights + j)), rs_set1(c->cap)));
-  for (int m = 0; m < rows; m++)
+  for (int m = 0; m < rows; m++) {
     rs_weigh(k->weights + m * RS_CHUNK, k->lo[i + m], k->hi[i + m], largest + m, sum + m);
+    bring(k, 4);
+  }
   for (int m = 0, same; m < rows; m += same) {
     same = alike(k, i + m, i + rows);
+    bring(k, 10);
     rs_values(k->weights + m * RS_CHUNK, k->row, k->lo[i + m], k->hi[i + m],
               k->part + m * c->padded, c->padded, same);
   }
+  bring(k, RS_CHUNK); /* what is left */
 }
 
 static void finish(const call *c, int64_t token, int64_t head, const float *sums, float sum) {
@@ -145,17 +199,28 @@ static void finish(const call *c, int64_t token, int64_t head, const float *sums
   for (int64_t d = 0; d < c->size; d++) out[d] = sums[d] * factor;
 }
 
-static void do_tile(desk *k, rs_tile tile, int64_t kv_head) {
+/* What a tile sees of a chunk. */
+static stretch stretch_of_tile(const call *c, rs_tile tile, int64_t kv_head, int64_t chunk) {
+  int64_t before = chunk * RS_CHUNK;
+  return (stretch){
+      .slot = tile.slot, .chunk = chunk, .kv_head = kv_head,
+      .lo = within_chunk(rs_first_seen(tile.position, c->plan->window) - before),
+      .hi = within_chunk(tile.position + tile.count - before),
+  };
+}
+
+static void do_tile(desk *k, rs_tile tile, int64_t kv_head, stretch after) {
   const call *c = k->call;
   const int n = (int)(tile.count * c->group);
-  const int64_t window = c->plan->window, last = tile.position + tile.count - 1;
+  const int64_t last = (tile.position + tile.count - 1) / RS_CHUNK;
   int begun[RS_MOST_QUERIES] = {0};
   for (int64_t t = 0; t < tile.count; t++)
     load_query(k, tile.first + t, kv_head, t * c->group);
-  for (int64_t chunk = rs_first_seen(tile.position, window) / RS_CHUNK; chunk <= last / RS_CHUNK;
+  for (int64_t chunk = rs_first_seen(tile.position, c->plan->window) / RS_CHUNK; chunk <= last;
        chunk++) {
+    advance(k, chunk < last ? stretch_of_tile(c, tile, kv_head, chunk + 1) : after);
     for (int64_t t = 0; t < tile.count; t++) see(k, tile.first + t, chunk, t * c->group);
-    read_chunk(k, tile.slot, chunk, kv_head, k->lo[0], k->hi[n - 1]);
+    read_chunk(k);
     for (int i = 0; i < n; i += RS_MOST_ROWS) {
       const int rows = n - i < RS_MOST_ROWS ? n - i : RS_MOST_ROWS;
       float largest[RS_MOST_ROWS], sum[RS_MOST_ROWS];
@@ -179,26 +244,26 @@ static void do_tile(desk *k, rs_tile tile, int64_t kv_head) {
            k->sums + i * c->padded, k->sum[i]);
 }
 
-/* The positions of an item's chunk that any of its members sees. */
-static void item_range(const call *c, rs_item item, int *lo, int *hi) {
+/* What of an item's chunk any of its members sees. */
+static stretch stretch_of_item(const call *c, rs_item item, int64_t kv_head) {
   const rs_plan *plan = c->plan;
-  *lo = RS_CHUNK, *hi = 0;
+  stretch s = {.slot = item.slot, .chunk = item.chunk, .kv_head = kv_head, .lo = RS_CHUNK};
   for (int32_t i = item.first; i < item.first + item.count; i++) {
     int64_t position = plan->position[plan->members[i].token];
     int64_t before = (int64_t)item.chunk * RS_CHUNK;
     int first = within_chunk(rs_first_seen(position, plan->window) - before);
     int end = within_chunk(position + 1 - before);
-    *lo = first < *lo ? first : *lo, *hi = end > *hi ? end : *hi;
+    s.lo = first < s.lo ? first : s.lo, s.hi = end > s.hi ? end : s.hi;
   }
+  return s;
 }
 
-static void do_item(desk *k, rs_item item, int64_t kv_head) {
+static void do_item(desk *k, rs_item item, int64_t kv_head, stretch after) {
   const call *c = k->call;
   const rs_plan *plan = c->plan;
   const int32_t most = (int32_t)(RS_MOST_QUERIES / c->group);
-  int lo, hi;
-  item_range(c, item, &lo, &hi);
-  read_chunk(k, item.slot, item.chunk, kv_head, lo, hi);
+  advance(k, after);
+  read_chunk(k);
   for (int32_t begin = 0; begin < item.count; begin += most) {
     const rs_member *member = plan->members + item.first + begin;
     const int32_t count = item.count - begin < most ? item.count - begin : most;
@@ -222,17 +287,30 @@ static void do_item(desk *k, rs_item item, int64_t kv_head) {
   }
 }
 
+/* The first that is read of a unit. */
+static stretch first_of(const call *c, int64_t unit) {
+  const rs_plan *plan = c->plan;
+  int64_t i = unit / plan->num_kv_heads, kv_head = unit % plan->num_kv_heads;
+  if (i >= plan->num_tiles) return stretch_of_item(c, plan->items[i - plan->num_tiles], kv_head);
+  int64_t seen = rs_first_seen(plan->tiles[i].position, plan->window);
+  return stretch_of_tile(c, plan->tiles[i], kv_head, seen / RS_CHUNK);
+}
+
 static void do_units(void *context, int64_t task) {
   const call *c = context;
   const rs_plan *plan = c->plan;
+  int64_t unit = plan->task_start[task], end = plan->task_start[task + 1];
   desk k;
   k.call = c;
-  for (int64_t unit = plan->task_start[task]; unit < plan->task_start[task + 1]; unit++) {
+  k.here.hi = 0;
+  look_ahead(&k, first_of(c, unit));
+  for (; unit < end; unit++) {
     int64_t i = unit / plan->num_kv_heads, kv_head = unit % plan->num_kv_heads;
+    stretch after = unit + 1 < end ? first_of(c, unit + 1) : (stretch){0};
     if (i < plan->num_tiles)
-      do_tile(&k, plan->tiles[i], kv_head);
+      do_tile(&k, plan->tiles[i], kv_head, after);
     else
-      do_item(&k, plan->items[i - plan->num_tiles], kv_head);
+      do_item(&k, plan->items[i - plan->num_tiles], kv_head, after);
   }
 }
 

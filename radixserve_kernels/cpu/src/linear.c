@@ -1,16 +1,17 @@
 /* Products of rows with packed weights: which rows and panels go together, what becomes of sums.
  *
- * Few rows read the weights once, in the form they have. Many rows turn a part of the weights into
- * float32 first, which stays in the second-level cache while all of them use it.
+ * Few rows read the weights once, in the form they have. Many rows turn a panel or two into float32
+ * first, which stay in the caches near the core while all of them use them.
  */
 #include "linear_tile.h"
 #include "ops.h"
 #include "pool.h"
 
-#define INPUTS 512      /* of a part: GROUP panels of it are 128 KiB as float32 */
+#define INPUTS 1600      /* of a part: panels of it as float32 are 100 KiB each */
 #define ROWS 256        /* of a task, at most */
 #define FEWER_ROWS 96   /* where that would be too few tasks for the threads */
-#define TASK_BYTES 65536 /* of weights, at least, where the rows are few */
+#define TASK_BYTES 65536 /* of weights, at most, where the rows are few */
+#define TASKS 8          /* for each thread, where that makes them smaller */
 
 enum { PLAIN, ADD, SILU_MUL };
 
@@ -19,7 +20,7 @@ struct linear {
   const float *bias, *x; /* bias: one value for each output of each panel, or none */
   float *out;
   int64_t kind, inputs, panels, mode, x_row, rows, out_row, columns;
-  int64_t groups_a_task, rows_a_task, groups;
+  int64_t panels_a_task, rows_a_task, groups;
 };
 
 RS_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -38,10 +39,10 @@ RS_INLINE rs_v with_bias(const struct linear *a, const float *sums, int64_t pane
   return a->bias ? rs_add(sum, rs_load(a->bias + panel * RS_PANEL)) : sum;
 }
 
-/* What is done with the sums [rows, GROUP * 16] of panels from `panel` on. */
+/* What is done with the sums [rows, GROUP * 16] of panels from `panel` on, up to a group. */
 static void finish(const struct linear *a, const float *sums, int64_t row, int64_t rows,
-                   int64_t panel) {
-  int panels = (int)least(GROUP, a->panels - panel);
+                   int64_t panel, int64_t end) {
+  int panels = (int)least(GROUP, end - panel);
   for (int64_t r = 0; r < rows; r++, sums += GROUP * RS_PANEL) {
     float *out = a->out + (row + r) * a->out_row;
     if (a->mode == SILU_MUL) { /* the panels of gate and up alternate */
@@ -59,11 +60,12 @@ static void finish(const struct linear *a, const float *sums, int64_t row, int64
   }
 }
 
-/* All inputs of `rows` rows, from 1 to MOST_ROWS, for a group of panels that `weight` points to. */
-RS_INLINE void multiply(int64_t kind, const float *x, int64_t x_row, int64_t rows,
-                        const uint8_t *const *weight, int64_t inputs, float *sums, int add) {
-  for (int p = 0; p < GROUP; p += PANELS(kind, rows))
-    tiles[kind][rows](x, x_row, weight + p, inputs, sums + p * RS_PANEL, add);
+/* `rows` rows, from 1 to MOST_ROWS, times up to a group of panels that `weight` points to: those
+ * beyond `panels` may be worked on too. */
+RS_INLINE void multiply(int64_t kind, const float *x, int64_t x_row, int64_t rows, int64_t panels,
+                        const uint8_t *const *weight, int64_t inputs, float *sums) {
+  for (int p = 0; p < panels; p += PANELS(kind, rows))
+    tiles[kind][rows](x, x_row, weight + p, inputs, sums + p * RS_PANEL, 0);
 }
 
 /* The panels of a group, from input k on; the last one again where there are fewer. */
@@ -76,13 +78,13 @@ RS_INLINE void locate(const struct linear *a, int64_t panel, int64_t k, const ui
 static void few_rows(void *context, int64_t task) {
   const struct linear *a = context;
   float sums[MOST_ROWS * GROUP * RS_PANEL];
-  int64_t panel = task * a->groups_a_task * GROUP;
-  int64_t end = least(panel + a->groups_a_task * GROUP, a->panels);
+  int64_t panel = task * a->panels_a_task;
+  int64_t end = least(panel + a->panels_a_task, a->panels);
   for (; panel < end; panel += GROUP) {
     const uint8_t *weight[GROUP];
     locate(a, panel, 0, weight);
-    multiply(a->kind, a->x, a->x_row, a->rows, weight, a->inputs, sums, 0);
-    finish(a, sums, 0, a->rows, panel);
+    multiply(a->kind, a->x, a->x_row, a->rows, least(GROUP, end - panel), weight, a->inputs, sums);
+    finish(a, sums, 0, a->rows, panel, end);
   }
 }
 
@@ -94,19 +96,11 @@ RS_INLINE void unpack_as(const int kind, const uint8_t *weight, int64_t inputs, 
     return;
   }
   for (int64_t b = 0; b < inputs / RS_BLOCK; b++) {
-    rs_v d = rs_load_f16((const uint16_t *)weight), m = d;
-    weight += RS_HALVES;
-    if (kind == RS_Q4_1) {
-      m = rs_load_f16((const uint16_t *)weight);
-      weight += RS_HALVES;
-    }
-    for (int j = 0; j < RS_BLOCK / 2; j++, out += 2 * RS_PANEL) {
-      rs_v even, odd;
-      pair_of_weights(kind, weight, d, m, &even, &odd);
-      rs_store(out, even);
-      rs_store(out + RS_PANEL, odd);
-      weight += kind == RS_Q8_0 ? 2 * RS_PANEL : RS_PANEL;
-    }
+    scales s = load_scales(kind, weight);
+    weight += HEAD(kind);
+    for (int w = 0; w < RS_BLOCK / RS_WORD; w++, weight += WORD_BYTES(kind))
+      RS_UNROLL for (int i = 0; i < RS_WORD; i++, out += RS_PANEL)
+        rs_store(out, weight_of(kind, &s, weight, rs_load_words(weight), i));
   }
 }
 
@@ -121,7 +115,7 @@ static void unpack(int64_t kind, const uint8_t *weight, int64_t inputs, float *o
 
 static void many_rows(void *context, int64_t task) {
   const struct linear *a = context;
-  _Alignas(64) float sums[ROWS * GROUP * RS_PANEL], whole[GROUP * INPUTS * RS_PANEL];
+  _Alignas(64) float sums[ROWS * GROUP * RS_PANEL], whole[WHOLE * INPUTS * RS_PANEL];
   int64_t row = task / a->groups * a->rows_a_task, rows = least(a->rows_a_task, a->rows - row);
   int64_t panel = task % a->groups * GROUP;
   int64_t tiles_of_rows = (rows + MOST_ROWS - 1) / MOST_ROWS;
@@ -131,18 +125,28 @@ static void many_rows(void *context, int64_t task) {
     int64_t inputs = least(part, a->inputs - k);
     const uint8_t *weight[GROUP];
     locate(a, panel, k, weight);
-    for (int p = 0; p < GROUP && a->kind != RS_F32; p++) {
-      float *panel_whole = whole + p * inputs * RS_PANEL;
-      unpack(a->kind, weight[p], inputs, panel_whole);
-      weight[p] = (const uint8_t *)panel_whole;
-    }
-    for (int64_t t = 0; t < tiles_of_rows; t++) { /* as equal as can be */
-      int64_t first = rows * t / tiles_of_rows, next = rows * (t + 1) / tiles_of_rows;
-      multiply(RS_F32, a->x + (row + first) * a->x_row + k, a->x_row, next - first, weight, inputs,
-               sums + first * GROUP * RS_PANEL, k > 0);
+    for (int p = 0; p < GROUP; p += WHOLE) {
+      for (int i = 0; i < WHOLE && a->kind != RS_F32; i++) {
+        float *panel_whole = whole + i * inputs * RS_PANEL;
+        unpack(a->kind, weight[p + i], inputs, panel_whole);
+        weight[p + i] = (const uint8_t *)panel_whole;
+      }
+      for (int64_t t = 0; t < tiles_of_rows; t++) { /* as equal as can be */
+        int64_t first = rows * t / tiles_of_rows, next = rows * (t + 1) / tiles_of_rows;
+        whole_tiles[next - first](a->x + (row + first) * a->x_row + k, a->x_row, weight + p, inputs,
+                                  sums + (first * GROUP + p) * RS_PANEL, k > 0);
+      }
     }
   }
-  finish(a, sums, row, rows, panel);
+  finish(a, sums, row, rows, panel, a->panels);
+}
+
+/* Panels of a task of few rows: pairs of gate and up stay together, and so do those of a tile. */
+RS_INLINE int64_t some_panels(int64_t kind, int64_t inputs, int64_t panels, int64_t rows) {
+  int64_t unit = PANELS(kind, rows) > 2 ? PANELS(kind, rows) : 2;
+  int64_t some = panels / (TASKS * rs_threads());
+  some = least(some, TASK_BYTES / (rs_panel_bytes(kind, inputs) + 1));
+  return (some / unit + 1) * unit;
 }
 
 void RS_NAME(linear)(const void *weight, int64_t kind, int64_t inputs, int64_t panels,
@@ -150,18 +154,17 @@ void RS_NAME(linear)(const void *weight, int64_t kind, int64_t inputs, int64_t p
                      float *out, int64_t out_row, int64_t columns) {
   if (rows == 0) return;
   int64_t groups = (panels + GROUP - 1) / GROUP;
-  int64_t bytes = rs_panel_bytes(kind, inputs) * GROUP;
   int64_t most = rs_threads() > 1 && rows * groups < 4 * rs_threads() * ROWS ? FEWER_ROWS : ROWS;
   int64_t tasks_of_rows = (rows + most - 1) / most; /* as equal as can be */
   int64_t rows_a_task = (rows + tasks_of_rows - 1) / tasks_of_rows;
   struct linear a = {
       .weight = weight, .kind = kind, .inputs = inputs, .panels = panels, .bias = bias,
       .mode = mode, .x = x, .x_row = x_row, .rows = rows, .out = out, .out_row = out_row,
-      .columns = columns, .groups_a_task = TASK_BYTES / (bytes + 1) + 1,
+      .columns = columns, .panels_a_task = some_panels(kind, inputs, panels, rows),
       .rows_a_task = rows_a_task, .groups = groups,
   };
   if (rows <= MOST_ROWS)
-    rs_parallel(few_rows, &a, (groups + a.groups_a_task - 1) / a.groups_a_task);
+    rs_parallel(few_rows, &a, (panels + a.panels_a_task - 1) / a.panels_a_task);
   else
     rs_parallel(many_rows, &a, tasks_of_rows * groups);
 }

@@ -27,24 +27,42 @@
 #define FOR_ROWS(X, kind) X(kind, 1) X(kind, 2) X(kind, 3)
 #endif
 #define GROUP 4 /* panels that are worked on together */
+#if defined(RS_BODY_AVX512)
+#define WHOLE 2 /* panels of a tile of many rows, whose weights are float32 by then */
+#else
+#define WHOLE 1
+#endif
 #define MOST_SUMS 24
-#define AHEAD 1024 /* bytes of a panel; blocks are better off without: they wait for arithmetic */
+#define HEAD(kind) ((kind) == RS_Q4_1 ? 2 * RS_HALVES : RS_HALVES) /* bytes before the codes */
+#define WORD_BYTES(kind) (RS_WORD * RS_PANEL / ((kind) == RS_Q8_0 ? 1 : 2))
+#define AHEAD 1024 /* bytes of a panel */
 
-/* Weights of inputs 2j and 2j + 1 of a block, whose codes are at `codes`. */
-RS_INLINE void pair_of_weights(const int kind, const uint8_t *codes, rs_v d, rs_v m, rs_v *even,
-                               rs_v *odd) {
-  if (kind == RS_Q8_0) {
-    *even = rs_mul(rs_to_float(rs_load_i8((const int8_t *)codes)), d);
-    *odd = rs_mul(rs_to_float(rs_load_i8((const int8_t *)codes + RS_PANEL)), d);
-  } else if (kind == RS_Q4_0) {
-    rs_i bytes = rs_load_i8((const int8_t *)codes);
-    *even = rs_mul(d, rs_low4(1, bytes));
-    *odd = rs_mul(d, rs_high4(1, bytes));
-  } else { /* d * code is exact in float32, so fused or not it is rounded once */
-    rs_i bytes = rs_load_u8(codes);
-    *even = rs_fma(d, rs_low4(0, bytes), m);
-    *odd = rs_fma(d, rs_high4(0, bytes), m);
-  }
+/* What the weights of an output in a block have in common: weight = d * code + m. The product is
+ * exact, so it is rounded once. A code of four bits is used where it lies in the word's half, as
+ * code * 16^i, for which there is d[i] = d / 16^i: exact too. */
+typedef struct {
+  rs_v d[4], m;
+} scales;
+
+RS_INLINE scales load_scales(const int kind, const uint8_t *block) {
+  scales s;
+  s.d[0] = rs_load_f16((const uint16_t *)block);
+  s.d[1] = rs_mul(s.d[0], rs_set1(0x1p-4f));
+  s.d[2] = rs_mul(s.d[0], rs_set1(0x1p-8f));
+  s.d[3] = rs_mul(s.d[0], rs_set1(0x1p-12f));
+  s.m = kind == RS_Q4_1 ? rs_load_f16((const uint16_t *)(block + RS_HALVES))
+                        : rs_mul(s.d[0], rs_set1(-8.0f)); /* exact, and so is d * (code - 8) */
+  return s;
+}
+
+/* The weights of input i = 0 .. 7 of those whose codes are in `words`, or of 8 bits at `codes`. */
+RS_INLINE rs_v weight_of(const int kind, const scales *s, const uint8_t *codes, rs_i words,
+                         const int i) {
+  if (kind == RS_Q8_0)
+    return rs_mul(rs_to_float(rs_load_i8((const int8_t *)codes + i * RS_PANEL)), s->d[0]);
+  if (i >= 4) words = rs_shr(words, 16);
+  rs_i code = rs_iand(words, rs_iset1(15 << i % 4 * 4));
+  return rs_fma(rs_to_float(code), s->d[i % 4], s->m);
 }
 
 RS_INLINE void add_products(const int rows, const int panels, const float *x, int64_t x_row,
@@ -52,7 +70,7 @@ RS_INLINE void add_products(const int rows, const int panels, const float *x, in
   RS_UNROLL for (int r = 0; r < rows; r++) {
     rs_v value = rs_set1(x[r * x_row]);
     RS_UNROLL for (int p = 0; p < panels; p++)
-      sums[r * panels + p] = rs_fma(value, w[p], sums[r * panels + p]);
+      sums[p * rows + r] = rs_fma(value, w[p], sums[p * rows + r]);
   }
 }
 
@@ -75,27 +93,34 @@ RS_INLINE void add_plain(const int kind, const int rows, const int panels, const
   }
 }
 
+/* Eight inputs of one panel, then of the next: there are enough chains of sums under way, since the
+ * processor looks ahead, and fewer registers are needed than for all panels at once. */
 RS_INLINE void add_blocks(const int kind, const int rows, const int panels, const float *x,
                           int64_t x_row, const uint8_t *const *weight, int64_t inputs,
                           rs_v *sums) {
-  const int head = kind == RS_Q4_1 ? 2 * RS_HALVES : RS_HALVES;
-  const int pair_bytes = kind == RS_Q8_0 ? 2 * RS_PANEL : RS_PANEL;
   const int64_t bytes = rs_panel_bytes(kind, RS_BLOCK);
-  for (int64_t b = 0; b < inputs / RS_BLOCK; b++, x += RS_BLOCK) {
-    const uint8_t *codes[GROUP];
-    rs_v d[GROUP], m[GROUP];
-    RS_UNROLL for (int p = 0; p < panels; p++) {
-      const uint8_t *block = weight[p] + b * bytes;
-      d[p] = rs_load_f16((const uint16_t *)block);
-      m[p] = kind == RS_Q4_1 ? rs_load_f16((const uint16_t *)(block + RS_HALVES)) : d[p];
-      codes[p] = block + head;
-    }
-    for (int j = 0; j < RS_BLOCK / 2; j++) {
-      rs_v even[GROUP], odd[GROUP];
-      RS_UNROLL for (int p = 0; p < panels; p++)
-        pair_of_weights(kind, codes[p] + j * pair_bytes, d[p], m[p], even + p, odd + p);
-      add_products(rows, panels, x + 2 * j, x_row, even, sums);
-      add_products(rows, panels, x + 2 * j + 1, x_row, odd, sums);
+  for (int64_t b = 0; b < inputs / RS_BLOCK; b++) {
+    scales s[GROUP];
+    RS_UNROLL for (int p = 0; p < panels; p++) s[p] = load_scales(kind, weight[p] + b * bytes);
+    for (int w = 0; w < RS_BLOCK / RS_WORD; w++, x += RS_WORD) {
+      RS_UNROLL for (int p = 0; p < panels; p++) {
+        const uint8_t *codes = weight[p] + b * bytes + HEAD(kind) + w * WORD_BYTES(kind);
+        rs_i words = rs_load_words(codes);
+        if (rows <= 2) {
+          RS_UNROLL for (int i = 0; i < RS_WORD; i++) {
+            rs_v one = weight_of(kind, s + p, codes, words, i);
+            add_products(rows, 1, x + i, x_row, &one, sums + p * rows);
+          }
+          continue;
+        }
+        RS_ROLLED for (int i = 0; i < RS_WORD; i += 2) { /* more would take registers from sums */
+          rs_v even = weight_of(kind, s + p, codes + i * RS_PANEL, words, 0);
+          rs_v odd = weight_of(kind, s + p, codes + i * RS_PANEL, words, 1);
+          words = rs_shr(words, 8);
+          add_products(rows, 1, x + i, x_row, &even, sums + p * rows);
+          add_products(rows, 1, x + i + 1, x_row, &odd, sums + p * rows);
+        }
+      }
     }
   }
 }
@@ -109,14 +134,14 @@ RS_INLINE void tile(const int kind, const int rows, const int panels, const floa
   rs_v sum[MOST_SUMS];
   RS_UNROLL for (int r = 0; r < rows; r++)
     RS_UNROLL for (int p = 0; p < panels; p++)
-      sum[r * panels + p] = add ? rs_load(sums + r * sums_row + p * RS_PANEL) : rs_zero();
+      sum[p * rows + r] = add ? rs_load(sums + r * sums_row + p * RS_PANEL) : rs_zero();
   if (kind == RS_F32 || kind == RS_BF16)
     add_plain(kind, rows, panels, x, x_row, weight, inputs, sum);
   else
     add_blocks(kind, rows, panels, x, x_row, weight, inputs, sum);
   RS_UNROLL for (int r = 0; r < rows; r++)
     RS_UNROLL for (int p = 0; p < panels; p++)
-      rs_store(sums + r * sums_row + p * RS_PANEL, sum[r * panels + p]);
+      rs_store(sums + r * sums_row + p * RS_PANEL, sum[p * rows + r]);
 }
 
 typedef void tile_function(const float *x, int64_t x_row, const uint8_t *const *weight,
@@ -130,6 +155,14 @@ typedef void tile_function(const float *x, int64_t x_row, const uint8_t *const *
 #define TILE_ENTRY(kind, rows) [rows] = tile_##kind##_##rows,
 #define TILES(kind) [kind] = {FOR_ROWS(TILE_ENTRY, kind)},
 
+#define WHOLE_TILE(kind, rows)                                                             \
+  static void whole_tile_##rows(const float *x, int64_t x_row, const uint8_t *const *weight, \
+                                int64_t inputs, float *sums, int add) {                    \
+    tile(kind, rows, WHOLE, x, x_row, weight, inputs, sums, add);                          \
+  }
+#define WHOLE_ENTRY(kind, rows) [rows] = whole_tile_##rows,
+
+FOR_ROWS(WHOLE_TILE, RS_F32)
 FOR_ROWS(TILE, RS_F32)
 FOR_ROWS(TILE, RS_BF16)
 FOR_ROWS(TILE, RS_Q8_0)
@@ -138,5 +171,7 @@ FOR_ROWS(TILE, RS_Q4_1)
 
 static tile_function *const tiles[][MOST_ROWS + 1] = {
     TILES(RS_F32) TILES(RS_BF16) TILES(RS_Q8_0) TILES(RS_Q4_0) TILES(RS_Q4_1)};
+
+static tile_function *const whole_tiles[MOST_ROWS + 1] = {FOR_ROWS(WHOLE_ENTRY, RS_F32)};
 
 #endif

@@ -22,6 +22,13 @@ static int64_t row_of(const struct pack *a, int64_t panel, int lane) {
   return a->paired && panel % 2 ? rows + row : row;
 }
 
+/* Where the codes of inputs 2 * pair and 2 * pair + 1 of a block are, in the low and the high bits:
+ * words are stored with the lowest byte first. */
+static uint8_t *byte_of_pair(uint8_t *words, int lane, int64_t pair) {
+  int64_t word = pair / (RS_WORD / 2), byte = pair % (RS_WORD / 2);
+  return words + (word * RS_PANEL + lane) * 4 + byte;
+}
+
 /* One row of blocks as the file has them: scale(s), then codes. */
 static void pack_blocks(int64_t kind, const uint8_t *row, int lane, int64_t inputs, uint8_t *out) {
   const int head = kind == RS_Q4_1 ? 2 : 1; /* fp16 values */
@@ -36,8 +43,8 @@ static void pack_blocks(int64_t kind, const uint8_t *row, int lane, int64_t inpu
     for (int j = 0; j < RS_BLOCK / 2; j++) { /* the file has input j low and j + 16 high */
       const uint8_t *at = row + (2 * j) % 16;
       int shift = j < 8 ? 0 : 4;
-      uint8_t pair = (uint8_t)((at[0] >> shift & 15) | (at[1] >> shift & 15) << 4);
-      codes[j * RS_PANEL] = kind == RS_Q4_0 ? pair ^ 0x88 : pair; /* code - 8 */
+      *byte_of_pair(out + head * RS_HALVES, lane, j) =
+          (uint8_t)((at[0] >> shift & 15) | (at[1] >> shift & 15) << 4);
     }
     row += RS_BLOCK / 2;
   }
@@ -88,13 +95,13 @@ static float weight_at(int64_t kind, const uint8_t *panel, int lane, int64_t k) 
     return value;
   }
   const uint8_t *block = panel + rs_panel_bytes(kind, k - k % RS_BLOCK);
-  const uint8_t *codes = block + (kind == RS_Q4_1 ? 2 : 1) * RS_HALVES + lane;
+  const uint8_t *codes = block + (kind == RS_Q4_1 ? 2 : 1) * RS_HALVES;
   int64_t j = k % RS_BLOCK;
   uint16_t d, m;
   memcpy(&d, block + lane * 2, 2);
-  if (kind == RS_Q8_0) return (float)(int8_t)codes[j * RS_PANEL] * rs_from_f16(d);
-  int code = codes[j / 2 * RS_PANEL] >> (j % 2 * 4) & 15;
-  if (kind == RS_Q4_0) return (float)(code < 8 ? code : code - 16) * rs_from_f16(d);
+  if (kind == RS_Q8_0) return (float)(int8_t)codes[j * RS_PANEL + lane] * rs_from_f16(d);
+  int code = *byte_of_pair((uint8_t *)codes, lane, j / 2) >> (j % 2 * 4) & 15;
+  if (kind == RS_Q4_0) return (float)(code - 8) * rs_from_f16(d);
   memcpy(&m, block + RS_HALVES + lane * 2, 2);
   return (float)code * rs_from_f16(d) + rs_from_f16(m);
 }

@@ -2,11 +2,11 @@
  *
  *   RS_F32, RS_BF16   [inputs][16] values
  *   RS_Q8_0           for each 32 inputs: scale d [16] fp16, then codes [32][16] int8
- *   RS_Q4_0           for each 32 inputs: d [16] fp16, then codes [16][16]; input 2j is in the low
- *                     four bits of byte j, 2j + 1 in the high ones, as code - 8 in two's complement
- *   RS_Q4_1           the same with d and m [16] fp16, and codes without sign
+ *   RS_Q4_0           for each 32 inputs: d [16] fp16, then words [4][16] of 32 bits with the codes
+ *                     of 8 inputs, the first in the lowest four bits; a weight is d * (code - 8)
+ *   RS_Q4_1           the same with d and m [16] fp16; a weight is d * code + m
  *
- * A weight is d * code, or d * code + m. Outputs beyond the last have weights of 0.
+ * Where not said, a weight is d * code. Outputs beyond the last have weights of 0.
  */
 #ifndef RS_PANEL_H
 #define RS_PANEL_H
@@ -15,6 +15,7 @@
 
 #define RS_PANEL 16 /* outputs */
 #define RS_BLOCK 32 /* inputs that share a scale */
+#define RS_WORD 8   /* inputs whose codes of four bits are in a word */
 #define RS_HALVES (RS_PANEL * 2) /* bytes of 16 fp16 values */
 
 enum rs_kind { RS_F32, RS_BF16, RS_Q8_0, RS_Q4_0, RS_Q4_1 };

@@ -19,6 +19,7 @@
 #define RS_LANES 16
 #define RS_INLINE static inline __attribute__((always_inline))
 #define RS_UNROLL _Pragma("GCC unroll 32")
+#define RS_ROLLED _Pragma("GCC unroll 1")
 #define RS_PREFETCH(p) __builtin_prefetch(p, 0, 2) /* into the second cache */
 
 /* ---- vectors: rs_v of floats, rs_i of int32 ---- */
@@ -52,23 +53,12 @@ RS_INLINE rs_i rs_iand(rs_i a, rs_i b) { return _mm512_and_si512(a, b); }
 #define rs_shl(a, bits) _mm512_slli_epi32(a, bits)
 #define rs_shr(a, bits) _mm512_srli_epi32(a, bits) /* logical */
 #define rs_sar(a, bits) _mm512_srai_epi32(a, bits) /* keeps the sign */
-RS_INLINE rs_i rs_load_u8(const uint8_t *p) {
-  return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
-}
+RS_INLINE rs_i rs_load_words(const uint8_t *p) { return _mm512_loadu_si512(p); }
 RS_INLINE rs_i rs_load_i8(const int8_t *p) {
   return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
 }
 RS_INLINE rs_i rs_load_u16(const uint16_t *p) {
   return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
-}
-/* Of bytes that hold two codes of four bits: the low one, the high one; with or without sign. */
-RS_INLINE rs_v rs_low4(const int is_signed, rs_i bytes) {
-  __m512 values = is_signed ? _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1)
-                            : _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  return _mm512_permutexvar_ps(bytes, values); /* looks at four bits */
-}
-RS_INLINE rs_v rs_high4(const int is_signed, rs_i bytes) {
-  return rs_low4(is_signed, rs_shr(bytes, 4));
 }
 RS_INLINE rs_v rs_load_f16(const uint16_t *p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
@@ -173,9 +163,8 @@ RS_INLINE rs_i rs_iand(rs_i x, rs_i y) {
 #define rs_shl(x, bits) RS_I(_mm256_slli_epi32((x).a, bits), _mm256_slli_epi32((x).b, bits))
 #define rs_shr(x, bits) RS_I(_mm256_srli_epi32((x).a, bits), _mm256_srli_epi32((x).b, bits))
 #define rs_sar(x, bits) RS_I(_mm256_srai_epi32((x).a, bits), _mm256_srai_epi32((x).b, bits))
-RS_INLINE rs_i rs_load_u8(const uint8_t *p) {
-  return RS_I(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)),
-              _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8))));
+RS_INLINE rs_i rs_load_words(const uint8_t *p) {
+  return RS_I(_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 32)));
 }
 RS_INLINE rs_i rs_load_i8(const int8_t *p) {
   return RS_I(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)),
@@ -236,17 +225,6 @@ RS_INLINE rs_v rs_odd_twice(rs_v x) {
 #endif
 
 /* ---- the same source for all bodies ---- */
-
-#ifndef RS_BODY_AVX512
-/* Of bytes that hold two codes of four bits: the low one, the high one; with or without sign. The
- * bytes are extended in the same way. */
-RS_INLINE rs_v rs_low4(const int is_signed, rs_i bytes) {
-  return rs_to_float(is_signed ? rs_sar(rs_shl(bytes, 28), 28) : rs_iand(bytes, rs_iset1(15)));
-}
-RS_INLINE rs_v rs_high4(const int is_signed, rs_i bytes) {
-  return rs_to_float(is_signed ? rs_sar(bytes, 4) : rs_shr(bytes, 4));
-}
-#endif
 
 RS_INLINE rs_v rs_zero(void) { return rs_set1(0.0f); }
 

@@ -79,7 +79,11 @@ RS_INLINE rs_i rs_shr(rs_i x, int bits) {
   rs_i out;                                                                       \
   memcpy(&out, t, sizeof out);                                                    \
   return out;
-RS_INLINE rs_i rs_load_u8(const uint8_t *p) { RS_WIDENED(p) }
+RS_INLINE rs_i rs_load_words(const uint8_t *p) {
+  rs_i out;
+  memcpy(&out, p, sizeof out);
+  return out;
+}
 RS_INLINE rs_i rs_load_i8(const int8_t *p) { RS_WIDENED(p) }
 RS_INLINE rs_i rs_load_u16(const uint16_t *p) { RS_WIDENED(p) }
 
