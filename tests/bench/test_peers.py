@@ -202,7 +202,10 @@ def test_a_server_that_dies_is_recorded_and_the_run_goes_on(stick: Path, tmp_pat
     assert result["medians"]["radixserve"]["cold_s"] == 6.0
 
 
-def test_nothing_that_a_server_started_outlives_its_run(stick: Path, tmp_path: Path) -> None:
+def test_nothing_that_a_server_started_outlives_its_run(
+    stick: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.rivals.processes.WATCH", 0.05)
     args = peers.arguments(["--rivals", str(tmp_path), "--stick", str(stick)])
     line = peers.once(server("leaver", LEAVES), args, 1, tmp_path)
     assert "figures" in line
