@@ -89,14 +89,13 @@ def medians(runs: Runs) -> dict[str, Figures]:
 
 def table(rows: dict[str, Figures], versions: dict[str, str]) -> str:
     """A row per figure, a column per server; a dash where it has none."""
-    told = [versions.get(server, "") for server in rows]
-    width = max([13, *(len(word) + 2 for word in (*rows, *told))])
+    width = max([13, *(len(server) + 2 for server in rows)])
     lines = [f"{'':16}" + "".join(f"{server:>{width}}" for server in rows)]
     for name, (title, form) in COLUMNS.items():
         cells = [f"{row[name]:{form}}" if name in row else "-" for row in rows.values()]
         if any(cell != "-" for cell in cells):
             lines.append(f"{title:16}" + "".join(f"{cell:>{width}}" for cell in cells))
-    lines.append(f"{'version':16}" + "".join(f"{version:>{width}}" for version in told))
+    lines += [f"version of {server}: {versions.get(server) or 'not told'}" for server in rows]
     return "\n".join(lines)
 
 

@@ -130,11 +130,12 @@ def test_goals_are_against_the_best_rival_of_each_figure() -> None:
 
 def test_the_table_has_a_dash_where_a_server_has_no_figure() -> None:
     rows = {"radixserve": {"cold_s": 3.0}, "a": {"hot_s": 0.25}}
-    lines = report.table(rows, {"radixserve": "0.1.0", "a": "2"}).splitlines()
+    lines = report.table(rows, {"radixserve": "0.1.0", "a": ""}).splitlines()
     assert [line.split() for line in lines[1:]] == [
         ["cold", "s", "3.00", "-"],
         ["hot", "s", "-", "0.250"],
-        ["version", "0.1.0", "2"],
+        ["version", "of", "radixserve:", "0.1.0"],
+        ["version", "of", "a:", "not", "told"],
     ]
 
 
