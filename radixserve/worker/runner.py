@@ -43,12 +43,12 @@ class Runner:
     def __init__(self, config: WorkerConfig, folder: Path) -> None:
         """`folder`: a Hugging Face checkpoint. "auto" values of `config` are chosen here."""
         config = resolve(config)
-        torch.set_num_threads(config.num_threads)
         self.startup: dict[str, float] = {}
         self._page_size = config.page_size
         self._at_once = rows_at_once(config.max_running_requests)
         self._device = torch.device(config.device)
         backend = backend_of(config)
+        backend.use_threads(config.num_threads)
         free_bytes = free_memory(self._device)
         with self._timed("load weights"):
             self._model = model = _model(config, folder, backend)

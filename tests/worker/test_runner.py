@@ -1,11 +1,13 @@
 """What a runner chooses and refuses when it is made."""
 
 import pytest
+import torch
 
 from radixserve.config import WorkerConfig
 from radixserve.models import operators
 from radixserve.worker.attention import BACKENDS
 from radixserve.worker.runner import Runner
+from radixserve_kernels import cpu
 
 
 @pytest.mark.parametrize(
@@ -76,3 +78,16 @@ def test_numbers_of_k_and_v_need_a_backend_that_has_them(checkpoint):
         config = WorkerConfig(device="cpu", attention_backend=name, kv_cache_dtype=numbers)
         with pytest.raises(ValueError, match=f"{name} cannot do .*{numbers}: it needs .* {able}$"):
             Runner(config, checkpoint)
+
+
+def test_threads_are_the_backends(checkpoint):
+    """torch's would spin beside those of the kernels for CPUs, and take their cores."""
+    before = torch.get_num_threads()
+    settings = {"device": "cpu", "num_threads": 2, "max_total_tokens": 64}
+    try:
+        for name, threads in (("torch", 2), ("cpu", 1)):
+            Runner(WorkerConfig(attention_backend=name, **settings), checkpoint)
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+        cpu.set_threads(1)

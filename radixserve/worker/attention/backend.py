@@ -54,6 +54,11 @@ class Attention(Protocol):
     sampler: ClassVar[str]  # which of `worker.sampling.SAMPLERS` goes with it
     kv_cache_dtypes: ClassVar[tuple[str, ...]]  # values of --kv-cache-dtype that it can do
 
+    @staticmethod
+    def use_threads(count: int) -> None:
+        """Let so many CPU threads compute in this process, for this backend and its operators."""
+        ...
+
     def __init__(self, setting: Setting) -> None: ...
 
     def forget(self, slot: int) -> None:

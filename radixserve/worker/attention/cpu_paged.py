@@ -31,12 +31,17 @@ class CpuPaged:
     sampler: ClassVar[str] = "torch"
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("auto", "float16")
 
+    @staticmethod
+    def use_threads(count: int) -> None:
+        """The kernels' own; what is left to torch is little, and its threads would spin beside."""
+        set_threads(count)
+        torch.set_num_threads(1)
+
     def __init__(self, setting: Setting) -> None:
         """Raises ValueError for number formats and devices that the kernels have no code for."""
         pages = setting.cache.pages[0]
         if pages.device.type != "cpu" or setting.dtype is not torch.float32:
             raise ValueError("--attention-backend cpu needs --device cpu and --dtype float32")
-        set_threads(torch.get_num_threads())
         self._setting = setting
         self._shape = Shape.of(pages, setting.num_heads)
         self._windows = sorted({options.window for options in setting.options})

@@ -34,6 +34,10 @@ class TorchPaged:
     sampler: ClassVar[str] = "torch"
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("auto",)
 
+    @staticmethod
+    def use_threads(count: int) -> None:
+        torch.set_num_threads(count)
+
     def __init__(self, setting: Setting) -> None:
         self._cache = setting.cache
         self._options = setting.options

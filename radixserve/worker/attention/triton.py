@@ -33,6 +33,10 @@ class TritonPaged:
     sampler: ClassVar[str] = "triton"
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("auto", "fp8_e4m3")
 
+    @staticmethod
+    def use_threads(count: int) -> None:
+        torch.set_num_threads(count)
+
     def __init__(self, setting: Setting) -> None:
         pages = setting.cache.pages[0]
         if pages.device.type == "cpu":

@@ -108,6 +108,10 @@ class MaskedRows:
     def free(self, slot: int) -> None:
         self._followed.pop(slot, None)
 
+    def follows(self, slots: Sequence[int]) -> bool:
+        """Whether `mask` changes anything."""
+        return not self._followed.keys().isdisjoint(slots)
+
     def mask(self, logits: Tensor, slots: Sequence[int]) -> list[int]:
         """Set what a row may not choose to -inf, in place. Returns rows that may choose nothing.
 

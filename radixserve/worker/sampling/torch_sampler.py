@@ -44,13 +44,13 @@ class TorchSampler:
 
     def sample(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> Sampled:
         states = [self._state(slot) for slot in slots]
-        lost = _clear_lost(logits)
+        best, tokens, lost = _best(logits)
         asked = [row for row, state in enumerate(states) if state.sampling.top_logprobs >= 0]
         raw = _take(logits, asked).log_softmax(-1) if asked else None
         barred = self._masked.mask(logits, slots)
-        edit_logits(logits, states)
-        lost |= _clear_lost(logits)
-        best, tokens = logits.max(-1)
+        if edit_logits(logits, states) or self._masked.follows(slots):
+            best, tokens, now_lost = _best(logits)
+            lost |= now_lost
         drawn = [row for row, s in enumerate(states) if s.sampling.temperature > GREEDY_BELOW]
         if drawn:
             index = torch.tensor(drawn, device=logits.device)
@@ -83,15 +83,20 @@ class TorchSampler:
                 states[row].record(token)
 
 
-def _clear_lost(logits: Tensor) -> Tensor:
-    """[S] bool: rows of [S, vocab] whose logits are no finite numbers, which are set to 0.
+def _best(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest logit of each row of [S, vocab], its token, and whether the row is lost: [S].
 
-    A number left the range of its dtype (float16 on some prompts), or weights are damaged. Only
-    that request is lost: its neighbours and the server go on.
+    A row is lost whose logits are no finite numbers, and they are set to 0. A number left the range
+    of its dtype (float16 on some prompts), or weights are damaged. Only that request is lost: its
+    neighbours and the server go on.
     """
-    bad = ~logits.amax(-1).isfinite()
-    logits.masked_fill_(bad[:, None], 0.0)
-    return bad
+    best, tokens = logits.max(-1)
+    lost = ~best.isfinite()
+    if logits.device.type != "cpu" or lost.any():  # elsewhere the question would wait
+        logits.masked_fill_(lost[:, None], 0.0)
+        best = best.masked_fill(lost, 0.0)
+        tokens = tokens.masked_fill(lost, 0)
+    return best, tokens, lost
 
 
 def _take(rows: Tensor, wanted: Sequence[int]) -> Tensor:
