@@ -1,9 +1,10 @@
 """What the kernels for CPUs reach of what this machine can do, in one run.
 
-    python -m bench.cpu --threads 2
+    python -m bench.cpu --threads 2 [--plot sharing.svg]
 
 Ceilings come first: a large float32 matrix product by torch, and a large read. An operator's bound
 is the larger of its arithmetic at the one and its bytes at the other; its share is bound / time.
+Weights in blocks have to become numbers, whatever the rows: a fused addition for each is arithmetic.
 Then whole steps: prefill of 2,048 tokens, decoding at 1,024; and decoding of B requests of 2,048
 tokens with 1,900 of them shared, against the same without sharing. Medians of interleaved rounds.
 """
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +30,7 @@ from radixserve.messages import Sampling
 from radixserve.models.decoder import Decoder
 from radixserve_kernels.attention_options import Options
 from radixserve_kernels.cpu import AttentionPlan, Shape, paged_attention, rms_norm
+from radixserve_kernels.cpu.linear import BLOCK_BYTES
 
 GREEDY = Sampling(seed=0, temperature=0.0)
 PREFILL, CONTEXT, LONG, SHARED = 2048, 1024, 2048, 1900
@@ -70,6 +73,12 @@ def ceilings(rounds: int) -> Ceilings:
     return Ceilings(2 * n**3 / min(products), big.nbytes / min(reads))
 
 
+def arithmetic(product: Any, height: int) -> float:
+    """Operations of a packed product with rows of that number, unpacking included."""
+    unpacking = product.kind in BLOCK_BYTES
+    return 2.0 * (height + unpacking) * product.inputs * product.outputs
+
+
 def _all(products: Sequence[Any], x: torch.Tensor) -> None:
     for one in products:
         one(x)
@@ -107,18 +116,16 @@ class Model:
             products = [getattr(layer, name) for layer in self.layers]
             packed = [product.packed for product in products]
             x = torch.randn(height, packed[0].inputs)
-            size = packed[0].inputs * packed[0].outputs * len(packed)
             yield Work(
                 f"{name} x {height}",
                 partial(_all, packed, x),
-                2.0 * height * size,
+                sum(arithmetic(one, height) for one in packed),
                 sum(one.nbytes for one in packed),
             )
         if height <= 8:  # rows that are sampled from
             head: Any = self.decoder.head.packed
             x = torch.randn(height, head.inputs)
-            flops = 2.0 * height * head.inputs * head.outputs
-            yield Work(f"head x {height}", lambda: head(x), flops, head.nbytes)
+            yield Work(f"head x {height}", lambda: head(x), arithmetic(head, height), head.nbytes)
 
     def _norms(self, height: int) -> Work:
         x, residual = (torch.randn(height, self.spec.hidden_size) for _ in range(2))
@@ -160,8 +167,8 @@ class Model:
         products = [getattr(layer, n).packed for layer in self.layers for n in PRODUCTS]
         head: Any = self.decoder.head.packed
         attention = self._attention(rows, new, length)
-        flops = 2.0 * rows * new * sum(p.inputs * p.outputs for p in products)
-        flops += 2.0 * rows * head.inputs * head.outputs + attention.flops
+        flops = sum(arithmetic(product, rows * new) for product in products)
+        flops += arithmetic(head, rows) + attention.flops
         return flops, sum(p.nbytes for p in (*products, head)) + attention.read
 
 
@@ -241,6 +248,22 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(rows)
 
 
+def plot(found: dict[str, dict[str, float]], file: Path) -> None:
+    """A step of decoding over the number of requests, with and without sharing."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    rows = [int(count) for count in found]
+    for name, label in (("alone_ms", "nothing shared"), ("shared_ms", f"{SHARED:,} shared")):
+        axes.plot(rows, [told[name] for told in found.values()], marker="o", label=label)
+    axes.set(
+        title=f"Decoding B requests of {LONG:,} tokens", xlabel="B", ylabel="a step, ms", ylim=(0, None)
+    )
+    axes.legend()
+    figure.savefig(file)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.cpu", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -249,6 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--threads", type=int, default=torch.get_num_threads())
     add("--rounds", type=int, default=5)
     add("--seed", type=int, default=0)
+    add("--plot", type=Path, help="draw decoding over B into this file; needs matplotlib")
     args = parser.parse_args(argv)
     tokens = 2 * max(BATCHES) * (LONG + 2 * STEPS) + 8 * args.rounds * 2 * CONTEXT
     worker = WorkerConfig(
@@ -275,6 +299,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "steps": steps(llm, model, top, args),
             "operators": operators(model, top, args.rounds),
         }
+    if args.plot:
+        plot(result["sharing"], args.plot)
     print(table(result))
     print(json.dumps(result))
     return 0

@@ -213,6 +213,13 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             " triton or the cpu backend (which does it anyway)"
         ),
     ] = False
+    disable_packed_cache: Annotated[
+        bool,
+        Meta(
+            description="on a CPU, pack the weights at each start; else they are kept packed in the"
+            " cache folder and mapped from there"
+        ),
+    ] = False
     num_threads: Annotated[
         int, Meta(description="CPU threads of the worker; 0: the cores this process may use", ge=0)
     ] = 0

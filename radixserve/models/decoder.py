@@ -22,6 +22,7 @@ from radixserve.models.spec import ModelSpec
 from radixserve_kernels.attention_options import Options
 
 EMBEDDING = "model.embed_tokens.weight"
+TABLE = "table"  # the embedding, where it is packed
 
 
 class Layer(nn.Module):
@@ -154,11 +155,8 @@ class Decoder(nn.Module):
         """x normalised, or if given the residual stream, once x is added to it."""
         return self._operators.rms_norm(x, weight, self.spec.rms_norm_eps, residual)
 
-    def prepare(self) -> int:
-        """Bring the weights, all filled as checkpoints have them, into the form used here.
-
-        Returns their bytes in that form.
-        """
+    def prepare(self) -> None:
+        """Bring the weights, all filled as checkpoints have them, into the form used here."""
         with torch.inference_mode():
             for layer in self._layers():
                 self._interleave(layer)
@@ -166,11 +164,42 @@ class Decoder(nn.Module):
                 if isinstance(module, Product) and module is not self.head:
                     module.pack()
             self._pack_vocabulary()
+        self._finish()
+
+    def packed_parts(self) -> tuple[dict[str, Packed], dict[str, Tensor]]:
+        """Of a prepared decoder: what was packed, by name, and the weights that stay plain."""
+        parts = {
+            name: module.form()
+            for name, module in self.named_modules()
+            if isinstance(module, Product) and module.packed is not self._table
+        }
+        if self._table is not None:
+            parts[TABLE] = self._table
+        return parts, dict(self.named_parameters())
+
+    def take_packed(self, parts: Mapping[str, Packed], plain: Mapping[str, Tensor]) -> None:
+        """Have what `packed_parts` told of another decoder, in place of being filled."""
+        for name, product in self.named_modules():
+            if isinstance(product, Product) and name in parts:
+                product.take(parts[name])
+        if TABLE in parts:
+            self._table = cast(Table, parts[TABLE])
+            self.embedding = None
+            if self.spec.tie_embeddings:
+                self.head.take(self._table)
+        with torch.inference_mode():
+            for name, weight in self.named_parameters():
+                weight.copy_(plain[name])
+        self._finish()
+
+    def _finish(self) -> None:
+        """With all weights in the form they are used in."""
         if (join := self._operators.join) is not None:
             self._joined_layers = join(self._operands(), self._shape())
         packed = [m.packed for m in self.modules() if isinstance(m, Product)]
         held: list[Packed | Tensor | None] = [*packed, self._table, *self.parameters()]
-        return sum({id(part): part.nbytes for part in held if part is not None}.values())
+        sizes = {id(part): part.nbytes for part in held if part is not None}
+        self.weight_bytes = sum(sizes.values())
 
     def _shape(self) -> ops.Shape:
         spec = self.spec

@@ -17,6 +17,7 @@ from radixserve.models.blocks import Blocks, told_name
 from radixserve.models.decoder import Decoder
 from radixserve.models.dummy import fill_dummy
 from radixserve.models.operators import TORCH, Operators
+from radixserve.models.packed import PackedFile
 from radixserve.models.spec import ModelSpec, read_spec
 
 INDEX = "model.safetensors.index.json"
@@ -34,11 +35,13 @@ def load(
     context_length: int,
     operators: Operators = TORCH,
     load_format: str = "auto",
+    kept: Path | None = None,
 ) -> Decoder:
     """The model in `folder`, on `device` in `dtype`, for requests of up to `context_length` tokens.
 
     0 means what the model allows. `load_format` "dummy" reads no weights but makes some up. Each
-    tensor is read once, straight to the device. Raises ValueError that names tensors which are
+    tensor is read once, straight to the device. `kept`: the folder that keeps what the operators
+    pack, if they can (`packed`). Raises ValueError that names tensors which are
     missing, unexpected or of another shape.
     """
     spec = read_spec(folder)
@@ -53,12 +56,21 @@ def load(
         context_length=context_length or spec.max_position,
         operators=operators,
     )
+    packed = None
+    if kept is not None and operators.keep is not None and load_format != DUMMY:
+        packed = PackedFile(
+            folder, weight_files(folder), fingerprint(folder), operators.keep, kept
+        )
+        if packed.restore(decoder):
+            return decoder.eval()
     with torch.inference_mode():
         if load_format == DUMMY:
             fill_dummy(decoder.checkpoint_tensors())
         else:
             _read(folder, device, decoder)
-    decoder.weight_bytes = decoder.prepare()
+    decoder.prepare()
+    if packed is not None:
+        packed.save(decoder)
     return decoder.eval()
 
 

@@ -81,6 +81,14 @@ class Shape(NamedTuple):
 Run = Callable[[Tensor, Tensor, Tensor, Any, Tensor], Tensor]
 
 
+class Keep(NamedTuple):
+    """How what was packed becomes tensors and a form, which JSON can hold, and comes back."""
+
+    layout: int  # another one does not understand them
+    save: Callable[[Any], tuple[dict[str, Tensor], list[Any]]]
+    restore: Callable[[dict[str, Tensor], list[Any]], Any]
+
+
 class Operators(NamedTuple):
     """One way to compute. A product's weights are packed once they are filled, if they can be.
 
@@ -97,6 +105,7 @@ class Operators(NamedTuple):
     pack_table: Callable[[Weights], Table] | None = None
     join: Callable[[Sequence[Layer], Shape], Run] | None = None
     takes_blocks: bool = False  # whether these can pack blocks; all others get numbers
+    keep: Keep | None = None  # None: they pack at each start
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
@@ -125,6 +134,7 @@ TORCH = Operators(_rms_norm, _silu_mul, pack=_pack_onednn)
 def _cpu(device: torch.device) -> Operators:
     """The C kernels of `radixserve_kernels.cpu`, which have to be there."""
     from radixserve_kernels.cpu import Layers, LayerWeights, PackedLinear, rms_norm
+    from radixserve_kernels.cpu.linear import LAYOUT
 
     def pack(weights: Weights, bias: Tensor | None = None, *, gated: bool = False) -> PackedLinear:
         if isinstance(weights, Blocks):
@@ -135,6 +145,17 @@ def _cpu(device: torch.device) -> Operators:
         sizes = shape._asdict()
         return Layers([LayerWeights(*cast(Any, layer)) for layer in layers], **sizes)
 
+    def save(packed: PackedLinear) -> tuple[dict[str, Tensor], list[Any]]:
+        tensors = {"panels": packed.panels}
+        if packed.bias is not None:
+            tensors["bias"] = packed.bias
+        return tensors, [packed.kind, packed.inputs, packed.outputs, packed.gate_up]
+
+    def restore(tensors: dict[str, Tensor], form: list[Any]) -> PackedLinear:
+        kind, inputs, outputs, gate_up = form
+        bias = tensors.get("bias")
+        return PackedLinear(tensors["panels"], kind, inputs, outputs, bias, gate_up)
+
     return Operators(
         rms_norm,
         _silu_mul,
@@ -143,6 +164,7 @@ def _cpu(device: torch.device) -> Operators:
         pack_gated=partial(pack, gated=True),
         pack_table=pack,
         takes_blocks=True,
+        keep=Keep(LAYOUT, save, restore),
     )
 
 

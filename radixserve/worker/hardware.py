@@ -115,7 +115,8 @@ def _pool(config: WorkerConfig, free: int) -> str:
     spec = read_spec(Path(config.model_path))
     length = config.context_length or spec.max_position
     decoder = Decoder(spec, device="meta", dtype=DTYPES[config.dtype], context_length=length)
-    return str(pool_size(spec, config, free, decoder.prepare()))
+    decoder.prepare()
+    return str(pool_size(spec, config, free, decoder.weight_bytes))
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from radixserve.config import WorkerConfig
+from radixserve.config import WorkerConfig, cache_home
 from radixserve.messages import Admit, Row, RunStep, Sampling, Score, StepDone, WorkerReady, pack
 from radixserve.models.load import DUMMY, fingerprint, load
 from radixserve.models.model import Model
@@ -198,7 +198,12 @@ def _model(config: WorkerConfig, folder: Path, backend: type[Attention]) -> Mode
     operators = backend.operators
     if config.enable_deterministic_inference:
         operators = backend.deterministic_operators
-    return load(folder, operators=OPERATORS[operators](torch.device(config.device)), **settings)
+    return load(
+        folder,
+        operators=OPERATORS[operators](torch.device(config.device)),
+        kept=None if config.disable_packed_cache else cache_home() / "packed",
+        **settings,
+    )
 
 
 def _detail(model: Model, config: WorkerConfig, pool: PoolSize) -> str:

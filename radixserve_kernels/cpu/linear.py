@@ -10,6 +10,7 @@ import torch
 
 from radixserve_kernels.cpu.library import kernels
 
+LAYOUT = 2  # raise it when weights are packed in another way: packed ones are kept in files
 PANEL = 16  # outputs
 BLOCK = 32  # inputs of a block of GGUF's
 KINDS = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1")  # numbered as in src/panel.h
