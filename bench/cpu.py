@@ -4,7 +4,7 @@
 
 Ceilings come first: a large float32 matrix product by torch, and a large read. An operator's bound
 is the larger of its arithmetic at the one and its bytes at the other; its share is bound / time.
-Weights in blocks have to become numbers, whatever the rows: a fused addition for each is arithmetic.
+Weights in blocks have to become numbers, whatever the rows: a fused addition each, which counts.
 Then whole steps: prefill of 2,048 tokens, decoding at 1,024; and decoding of B requests of 2,048
 tokens with 1,900 of them shared, against the same without sharing. Medians of interleaved rounds.
 """
@@ -16,8 +16,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from statistics import median
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,7 +76,8 @@ def ceilings(rounds: int) -> Ceilings:
 def arithmetic(product: Any, height: int) -> float:
     """Operations of a packed product with rows of that number, unpacking included."""
     unpacking = product.kind in BLOCK_BYTES
-    return 2.0 * (height + unpacking) * product.inputs * product.outputs
+    size: int = product.inputs * product.outputs
+    return 2.0 * (height + unpacking) * size
 
 
 def _all(products: Sequence[Any], x: torch.Tensor) -> None:
@@ -258,7 +259,10 @@ def plot(found: dict[str, dict[str, float]], file: Path) -> None:
     for name, label in (("alone_ms", "nothing shared"), ("shared_ms", f"{SHARED:,} shared")):
         axes.plot(rows, [told[name] for told in found.values()], marker="o", label=label)
     axes.set(
-        title=f"Decoding B requests of {LONG:,} tokens", xlabel="B", ylabel="a step, ms", ylim=(0, None)
+        title=f"Decoding B requests of {LONG:,} tokens",
+        xlabel="B",
+        ylabel="a step, ms",
+        ylim=(0, None),
     )
     axes.legend()
     figure.savefig(file)

@@ -58,9 +58,7 @@ def load(
     )
     packed = None
     if kept is not None and operators.keep is not None and load_format != DUMMY:
-        packed = PackedFile(
-            folder, weight_files(folder), fingerprint(folder), operators.keep, kept
-        )
+        packed = PackedFile(folder, weight_files(folder), fingerprint(folder), operators.keep, kept)
         if packed.restore(decoder):
             return decoder.eval()
     with torch.inference_mode():

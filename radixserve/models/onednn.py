@@ -17,6 +17,8 @@ WIDE = 192  # outputs packed together where there are at least twice as many inp
 class OneDNN:
     """A `Packed` product."""
 
+    gate_up = False
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """weight [outputs, inputs], bias [outputs]; both as `can_pack` wants them."""
         outputs, inputs = weight.shape

@@ -35,6 +35,11 @@ class Packed(Protocol):
     """A product with weights of its own, in the form that is fast here."""
 
     @property
+    def gate_up(self) -> bool:
+        """Whether silu(gate) * up stands behind it."""
+        ...
+
+    @property
     def nbytes(self) -> int: ...
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -60,9 +60,7 @@ class PackedFile:
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             log.warning("%s cannot be read and is made again: %s", self.path, error)
             return False
-        parts = {
-            name: self._keep.restore(_of(name, tensors), form) for name, form in forms.items()
-        }
+        parts = {name: self._keep.restore(_of(name, tensors), form) for name, form in forms.items()}
         decoder.take_packed(parts, _of(PLAIN, tensors))
         log.info("weights are mapped from %s", self.path)
         return True

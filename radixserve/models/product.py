@@ -33,7 +33,6 @@ class Product(nn.Module):
         self.kind = ""
         self._operators = operators
         self._gated = gated
-        self._fused = False  # the packed product does what stands behind a gated one too
         self.packed: Packed | None = None
 
     def fill(self, blocks: Blocks) -> None:
@@ -63,7 +62,6 @@ class Product(nn.Module):
 
     def _pack(self, weights: Weights, bias: Tensor | None) -> Packed | None:
         if self._gated and (packed := self._operators.pack_gated(weights, bias)):
-            self._fused = True
             return packed
         return self._operators.pack(weights, bias)
 
@@ -73,4 +71,5 @@ class Product(nn.Module):
         else:
             assert self.weight is not None, "weights are packed or plain"
             y = self._operators.linear(x, self.weight, self.bias)
-        return self._operators.silu_mul(y) if self._gated and not self._fused else y
+        is_done = self.packed is not None and self.packed.gate_up
+        return self._operators.silu_mul(y) if self._gated and not is_done else y
