@@ -8,7 +8,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #define UNIT_COST 8        /* of reading a chunk, in queries computed on it */
 #define TASKS_PER_THREAD 8 /* so that a late thread is waited for shortly */
-#define TILES_PER_THREAD 4
+#define TILES_PER_THREAD 3
 #define LEAST_TASK 64 /* some microseconds: less is not worth waking a thread for */
 
 #define FITS 0
@@ -137,6 +137,18 @@ static int64_t tile_tokens(const rs_plan *plan, const rs_step *step) {
   return most(step->least_tile, wanted);
 }
 
+/* Tiles of a row of `new` tokens, all about equal, of `size` at most: where they are few, as many as
+ * the threads can share evenly. */
+static int64_t tiles_of(const rs_plan *plan, const rs_step *step, int64_t new, int64_t size) {
+  int64_t threads = rs_threads(), heads = plan->num_kv_heads;
+  int64_t fewest = (new + size - 1) / size;
+  int64_t end = (new + step->least_tile - 1) / step->least_tile;
+  if (fewest * heads >= TASKS_PER_THREAD * threads) return fewest;
+  for (int64_t tiles = fewest; tiles <= end; tiles++)
+    if (tiles * heads % threads == 0) return tiles;
+  return fewest;
+}
+
 /* Positions and parts of all tokens, and the tiles. */
 static int place_tokens(rs_plan *plan, const rs_step *step) {
   int64_t parts = 0, size = tile_tokens(plan, step);
@@ -156,9 +168,12 @@ static int place_tokens(rs_plan *plan, const rs_step *step) {
          c * RS_CHUNK < step->kv_len[r]; c++)
       if (!are_valid(pages_of(plan, step->slot[r], c, step->kv_len[r]), step->num_pages))
         return BAD_PAGE;
-    for (int64_t t = begin; t < end; t += size)
-      plan->tiles[plan->num_tiles++] = (rs_tile){(int32_t)step->slot[r], (int32_t)t,
-                                                 (int32_t)least(size, end - t), plan->position[t]};
+    int64_t new = end - begin, tiles = tiles_of(plan, step, new, size);
+    for (int64_t i = 0; i < tiles; i++) {
+      int64_t first = begin + new * i / tiles, next = begin + new * (i + 1) / tiles;
+      plan->tiles[plan->num_tiles++] = (rs_tile){(int32_t)step->slot[r], (int32_t)first,
+                                                 (int32_t)(next - first), plan->position[first]};
+    }
   }
   plan->part_start[plan->num_tokens] = (int32_t)parts;
   plan->num_parts = parts;
