@@ -70,6 +70,7 @@ def test_the_history_is_its_owners(fake: FakeServer, terminal: Terminal, tmp_pat
     assert [body["messages"][-1]["content"] for body in fake.asked] == ["first", "first"]
     terminal.type("/tr\t\n")  # completed
     terminal.wait_for(r"\* 2 first")
+    terminal.wait_for("2> ")  # typed before, it would be nobody's
     terminal.type("\x04")
     assert terminal.process.wait(20) == 0
     history = tmp_path / "radixserve/chat_history"

@@ -7,8 +7,8 @@
 #include "ops.h"
 #include "pool.h"
 
-#define INPUTS 1600      /* of a part: panels of it as float32 are 100 KiB each */
-#define ROWS 256        /* of a task, at most */
+#define INPUTS 800      /* of a part: panels of it as float32 are 50 KiB each, and a task's x 400 */
+#define ROWS 128        /* of a task, at most */
 #define FEWER_ROWS 96   /* where that would be too few tasks for the threads */
 #define TASK_BYTES 65536 /* of weights, at most, where the rows are few */
 #define TASKS 8          /* for each thread, where that makes them smaller */
