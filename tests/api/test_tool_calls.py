@@ -126,20 +126,20 @@ async def test_log_probabilities_are_of_all_tokens(server: Server) -> None:
     assert of_stream == of_whole and len(of_whole) >= len(CALL) // 4
 
 
-FORCED: list[tuple[Any, set[str]]] = [
-    ("required", {"get_weather", "stop"}),
-    ({"type": "function", "function": {"name": "stop"}}, {"stop"}),
+FORCED: list[tuple[Any, list[str]]] = [
+    ("required", ["get_weather", "stop"]),
+    ({"type": "function", "function": {"name": "stop"}}, ["stop"]),
 ]
 
 
 @pytest.mark.parametrize(("choice", "names"), FORCED, ids=str)
-async def test_forced_calls_have_a_grammar(server: Server, choice: Any, names: set[str]) -> None:
+async def test_forced_calls_have_a_grammar(server: Server, choice: Any, names: list[str]) -> None:
     # A format is one of texts: agents send theirs with every turn, those of forced calls too.
     format = {"type": "json_object"}
     await say(server, "x", tools=TOOLS, tool_choice=choice, response_format=format)
     grammar = server.scheduler.submits[0].sampling.grammar
     assert grammar and not LLMatcher.validate_grammar(grammar)
-    assert {name for name in ("get_weather", "stop") if f'"{name}"' in grammar} == names
+    assert [name for name in ("get_weather", "stop") if f'"{name}"' in grammar] == names
 
 
 async def test_a_named_call_ends_with_stop(server: Server) -> None:

@@ -78,7 +78,7 @@ static void find_places(const call *c, stretch s, places *found) {
   }
 }
 
-/* From V to K, in bytes: the same position of the same page and head. */
+/* From K to V, in bytes: the same position of the same page and head. */
 static int64_t to_value(const call *c) {
   return c->plan->num_kv_heads * c->plan->page_size * c->size * c->bytes;
 }
