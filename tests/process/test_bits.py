@@ -166,7 +166,7 @@ def test_over_http_log_probabilities_are_the_same_hot_cold_and_together(server: 
 
 
 def test_kv_in_half_the_bytes(checkpoint: Path) -> None:
-    """Other bits than float32's, near them; and twice the tokens in the same memory."""
+    """Other bits than float32's, near them."""
     whole, half = (
         engine(checkpoint, kv_cache_dtype=numbers).generate(
             [[*VOCABULARY[:200]]], SAMPLINGS["prompt"], 1
