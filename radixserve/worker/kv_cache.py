@@ -5,7 +5,11 @@ pages can be gathered into a plain [heads, tokens, head size] with large copies.
 read and write it; the runner makes it.
 """
 
-from collections.abc import Mapping
+import mmap
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from math import prod
 
 import numpy as np
 import torch
@@ -23,6 +27,21 @@ def page_bytes(
     """Bytes of one page over all layers, of a `KVCache` of this dtype."""
     scale_bytes = SCALE_DTYPE.itemsize if dtype == FP8_CODES else 0
     return num_layers * page_size * 2 * num_kv_heads * (head_dim * dtype.itemsize + scale_bytes)
+
+
+def _empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """An uninitialised tensor; on a CPU of the system's huge pages, where it has them.
+
+    The 512 pages of 4 KiB in one of those are found by one look-up, and lie side by side in memory:
+    rows' scattered pages are read nearly twice as fast.
+    """
+    if device.type != "cpu" or sys.platform != "linux" or not prod(shape):
+        return torch.empty(shape, dtype=dtype, device=device)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, prod(shape) * dtype.itemsize, flags=flags)
+    with suppress(OSError):  # a system without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 class KVCache:
@@ -49,7 +68,7 @@ class KVCache:
     ) -> None:
         self.page_size = page_size
         shape = (num_pages, 2, num_kv_heads, page_size, head_dim)
-        self.pages = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.pages = [_empty(shape, dtype, device) for _ in range(num_layers)]
         self.scales = [
             torch.empty(shape[:-1], dtype=SCALE_DTYPE, device=device)
             for _ in range(num_layers if dtype == FP8_CODES else 0)

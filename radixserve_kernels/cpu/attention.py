@@ -85,6 +85,7 @@ class _Plan(ctypes.Structure):
     _fields_ = [
         *((name, c_int64) for name in ("page_size", "num_heads", "num_kv_heads", "head_size")),
         ("window", c_int64),
+        ("item_heads", c_int64),
         ("page_table", c_void_p),
         ("table_stride", c_int64),
         *((f"num_{name}", c_int64) for name in ("tokens", "tiles", "items", "parts", "tasks")),

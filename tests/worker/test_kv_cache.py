@@ -1,5 +1,7 @@
 """The pages' memory: what a page counts, and the scales of float8 codes."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -22,6 +24,27 @@ def test_a_page_counts_all_that_is_allocated_for_it(dtype):
     cache = make(dtype)
     allocated = sum(tensor.nbytes for tensor in (*cache.pages, *cache.scales))
     assert 5 * page_bytes(dtype=dtype, **SHAPE) == allocated
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages here"
+)
+def test_pages_on_a_cpu_lie_in_huge_pages():
+    pages = make(torch.float32).pages[0]
+    assert "hg" in flags_at(pages.data_ptr())
+
+
+def flags_at(address: int) -> list[str]:
+    """What the kernel was told of the mapping that holds an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *rest = line.split()
+        if not name.endswith(":"):
+            low, high = (int(edge, 16) for edge in name.split("-"))
+            inside = low <= address < high
+        elif inside and name == "VmFlags:":
+            return rest
+    raise AssertionError("nothing is mapped there")
 
 
 @dtypes

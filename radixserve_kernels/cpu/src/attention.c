@@ -18,24 +18,26 @@ typedef struct {
   int64_t merge_step; /* (token, K/V head) pairs to a task of merging */
 } call;
 
-/* Positions [lo, hi) of a chunk of K and V under one head, which are read together. */
+/* Positions [lo, hi) of a chunk of K and V under some heads, which are read together; hi = 0: none. */
 typedef struct {
-  int64_t slot, chunk, kv_head;
+  int64_t slot, chunk, kv_head, heads;
   int lo, hi;
 } stretch;
 
-/* Where the K of a stretch's positions is; hi = 0: of none. */
+/* A stretch's pages, as far as they are its heads', in the order in which they lie in memory. */
 typedef struct {
-  const char *at[RS_CHUNK];
-  int lo, hi;
-} places;
+  const char *at[2 * RS_CHUNK]; /* of K and V of each page, `bytes` from there on */
+  int64_t ranges, bytes;        /* of `at`, and of each */
+  int64_t range, byte;          /* what was taken to be fetched ends there */
+} fetch;
 
 /* What a thread works with: queries, the range [lo, hi) of a chunk that each sees, and results. */
 typedef struct {
   const call *call;
-  places here, ahead; /* of what is computed, and of what is brought into the caches meanwhile */
-  int is_brought;     /* what is here was ahead before */
-  int brought;        /* position up to which what is ahead was fetched */
+  const char *at[RS_CHUNK]; /* K of the positions [first, end) of the chunk and head that are read */
+  int first, end;
+  fetch ahead;    /* what is brought into the caches meanwhile */
+  int is_brought; /* what is here was ahead before */
   const float *row[RS_CHUNK];
   int lo[RS_MOST_QUERIES], hi[RS_MOST_QUERIES];
   float largest[RS_MOST_QUERIES], sum[RS_MOST_QUERIES];
@@ -66,15 +68,21 @@ static void see(desk *k, int64_t token, int64_t chunk, int64_t at) {
   for (int64_t g = at; g < at + k->call->group; g++) k->lo[g] = lo, k->hi[g] = hi;
 }
 
-static void find_places(const call *c, stretch s, places *found) {
+/* The page of a position of the row in `slot`, from a K/V head on. */
+static const char *page_of(const call *c, int64_t slot, int64_t position, int64_t kv_head) {
   const rs_plan *plan = c->plan;
-  int64_t vector = c->size * c->bytes, head = plan->page_size * vector;
-  int64_t first = s.chunk * RS_CHUNK + s.lo, offset = first % plan->page_size;
-  const int32_t *id = plan->page_table + s.slot * plan->table_stride + first / plan->page_size;
-  found->lo = s.lo, found->hi = s.hi;
-  for (int j = s.lo; j < s.hi; id++, offset = 0) {
-    const char *page = c->pages + ((int64_t)*id * 2 * plan->num_kv_heads + s.kv_head) * head;
-    for (; offset < plan->page_size && j < s.hi; offset++) found->at[j++] = page + offset * vector;
+  int64_t id = plan->page_table[slot * plan->table_stride + position / plan->page_size];
+  return c->pages + (id * 2 * plan->num_kv_heads + kv_head) * plan->page_size * c->size * c->bytes;
+}
+
+static void find_places(desk *k, stretch s, int64_t kv_head) {
+  const call *c = k->call;
+  const int64_t vector = c->size * c->bytes, page_size = c->plan->page_size;
+  k->first = s.lo, k->end = s.hi;
+  for (int j = s.lo; j < s.hi;) {
+    int64_t position = s.chunk * RS_CHUNK + j, offset = position % page_size;
+    const char *page = page_of(c, s.slot, position, kv_head);
+    for (; offset < page_size && j < s.hi; offset++) k->at[j++] = page + offset * vector;
   }
 }
 
@@ -83,29 +91,32 @@ static int64_t to_value(const call *c) {
   return c->plan->num_kv_heads * c->plan->page_size * c->size * c->bytes;
 }
 
-/* Fetches some more of what is ahead into the second cache: K and V of some positions. Called all
- * along the arithmetic on what is here, since memory answers late and takes few requests at once. */
-static void bring(desk *k, int positions) {
-  const call *c = k->call;
-  const int64_t vector = c->size * c->bytes, beyond = to_value(c);
-  int end = k->brought + positions < k->ahead.hi ? k->brought + positions : k->ahead.hi;
-  for (; k->brought < end; k->brought++)
-    for (int64_t b = 0; b < vector; b += 64) {
-      RS_PREFETCH(k->ahead.at[k->brought] + b);
-      RS_PREFETCH(k->ahead.at[k->brought] + beyond + b);
-    }
+/* At most so many of the lines that are ahead, which are then taken to be fetched. */
+static rs_feed take(desk *k, int64_t lines) {
+  fetch *f = &k->ahead;
+  if (f->range == f->ranges) return (rs_feed){NULL, 0};
+  rs_feed feed = {f->at[f->range] + f->byte, (f->bytes - f->byte + RS_LINE - 1) / RS_LINE};
+  if (feed.lines > lines) feed.lines = lines;
+  f->byte += feed.lines * RS_LINE;
+  if (f->byte >= f->bytes) f->byte = 0, f->range++;
+  return feed;
 }
 
-static void look_ahead(desk *k, stretch next) {
-  find_places(k->call, next, &k->ahead);
-  k->brought = next.lo;
-}
-
-/* What was ahead is here. */
+/* From now on `next` is ahead. */
 static void advance(desk *k, stretch next) {
-  k->is_brought = k->here.hi != 0;
-  k->here = k->ahead;
-  look_ahead(k, next);
+  const call *c = k->call;
+  const int64_t page_size = c->plan->page_size;
+  fetch *f = &k->ahead;
+  k->is_brought = f->ranges != 0;
+  f->range = f->byte = f->ranges = 0;
+  f->bytes = next.heads * page_size * c->size * c->bytes;
+  if (next.heads == c->plan->num_kv_heads) f->bytes *= 2; /* K and V in one */
+  const int64_t before = next.chunk * RS_CHUNK, end = before + next.hi;
+  for (int64_t at = before + next.lo; at < end; at += page_size - at % page_size) {
+    const char *page = page_of(c, next.slot, at, next.kv_head);
+    f->at[f->ranges++] = page;
+    if (next.heads < c->plan->num_kv_heads) f->at[f->ranges++] = page + to_value(c);
+  }
 }
 
 /* row[j] = the numbers `beyond` the places of [lo, hi), as padded floats, all in k->copies. */
@@ -113,7 +124,7 @@ static void copy_rows(desk *k, int64_t beyond, int lo, int hi) {
   const call *c = k->call;
   const int64_t whole = c->size / RS_LANES * RS_LANES, rest = c->size - whole;
   for (int j = lo; j < hi; j++) {
-    const char *from = k->here.at[j] + beyond;
+    const char *from = k->at[j] + beyond;
     float *to = k->copies + j * c->padded;
     k->row[j] = to;
     if (c->bytes == 4) {
@@ -132,26 +143,26 @@ static void copy_rows(desk *k, int64_t beyond, int lo, int hi) {
   }
 }
 
-/* Brings K of the positions that are here into the panel, and points to their V. Lanes of the panel
- * beside them hold anything. */
-static void read_chunk(desk *k) {
+/* Brings K of a stretch under one head into the panel, and points to its V. Lanes of the panel beside
+ * its positions hold anything. */
+static void read_chunk(desk *k, stretch s, int64_t kv_head) {
   const call *c = k->call;
+  find_places(k, s, kv_head);
   const int64_t vector = c->size * c->bytes, beyond = to_value(c);
   const int is_float = c->bytes == 4 && c->size == c->padded;
   const int in_place = is_float && c->plan->page_size % RS_LANES == 0; /* 16 are in one page */
-  const int lo = k->here.lo, hi = k->here.hi;
-  const char **at = k->here.at;
+  const int lo = k->first, hi = k->end;
+  const char **at = k->at;
   if (!in_place) copy_rows(k, 0, lo, hi);
   for (int part = 0; part < RS_CHUNK / RS_LANES; part++) {
     const int first = part * RS_LANES, begin = first < lo ? lo : first;
     const int end = first + RS_LANES < hi ? first + RS_LANES : hi;
-    bring(k, 5);
     if (begin >= end) continue;
     const float *row = k->copies + first * c->padded;
     if (in_place) row = (const float *)at[begin] - (begin - first) * c->size;
     for (int j = begin; j < end && !k->is_brought; j++)
-      for (int64_t b = 0; b < vector; b += 64) RS_PREFETCH(at[j] + beyond + b);
-    rs_turn(row, c->padded, c->padded, k->panel + first);
+      for (int64_t b = 0; b < vector; b += RS_LINE) RS_PREFETCH(at[j] + beyond + b);
+    rs_turn(row, c->padded, c->padded, k->panel + first, take(k, c->padded));
   }
   if (!is_float) {
     copy_rows(k, beyond, lo, hi);
@@ -171,26 +182,20 @@ static int alike(const desk *k, int i, int end) {
  * that sees nothing of it, none. */
 static void compute(desk *k, int i, int rows, float *largest, float *sum) {
   const call *c = k->call;
-  bring(k, 8);
-  rs_scores(k->q + i * c->padded, c->padded, k->panel, c->size, k->weights, rows);
-  bring(k, 6);
-  bring(k, 4);
-  bring(k, 5);
+  rs_scores(k->q + i * c->padded, c->padded, k->panel, c->size, k->weights,
+            take(k, RS_VECTORS / RS_WIDTH(rows) * c->size), rows);
   if (c->cap != 0.0f)
     for (int j = 0; j < rows * RS_CHUNK; j += RS_LANES)
       rs_store(k->weights + j,
                rs_mul(rs_tanh_of_power(rs_load(k->weights + j)), rs_set1(c->cap)));
-  for (int m = 0; m < rows; m++) {
+  for (int m = 0; m < rows; m++)
     rs_weigh(k->weights + m * RS_CHUNK, k->lo[i + m], k->hi[i + m], largest + m, sum + m);
-    bring(k, 4);
-  }
   for (int m = 0, same; m < rows; m += same) {
     same = alike(k, i + m, i + rows);
-    bring(k, 10);
     rs_values(k->weights + m * RS_CHUNK, k->row, k->lo[i + m], k->hi[i + m],
-              k->part + m * c->padded, c->padded, same);
+              k->part + m * c->padded, c->padded,
+              take(k, c->padded / RS_LANES / RS_WIDTH(same) * RS_CHUNK), same);
   }
-  bring(k, RS_CHUNK); /* what is left */
 }
 
 static void finish(const call *c, int64_t token, int64_t head, const float *sums, float sum) {
@@ -203,7 +208,7 @@ static void finish(const call *c, int64_t token, int64_t head, const float *sums
 static stretch stretch_of_tile(const call *c, rs_tile tile, int64_t kv_head, int64_t chunk) {
   int64_t before = chunk * RS_CHUNK;
   return (stretch){
-      .slot = tile.slot, .chunk = chunk, .kv_head = kv_head,
+      .slot = tile.slot, .chunk = chunk, .kv_head = kv_head, .heads = 1,
       .lo = within_chunk(rs_first_seen(tile.position, c->plan->window) - before),
       .hi = within_chunk(tile.position + tile.count - before),
   };
@@ -220,7 +225,7 @@ static void do_tile(desk *k, rs_tile tile, int64_t kv_head, stretch after) {
        chunk++) {
     advance(k, chunk < last ? stretch_of_tile(c, tile, kv_head, chunk + 1) : after);
     for (int64_t t = 0; t < tile.count; t++) see(k, tile.first + t, chunk, t * c->group);
-    read_chunk(k);
+    read_chunk(k, stretch_of_tile(c, tile, kv_head, chunk), kv_head);
     for (int i = 0; i < n; i += RS_MOST_ROWS) {
       const int rows = n - i < RS_MOST_ROWS ? n - i : RS_MOST_ROWS;
       float largest[RS_MOST_ROWS], sum[RS_MOST_ROWS];
@@ -244,10 +249,12 @@ static void do_tile(desk *k, rs_tile tile, int64_t kv_head, stretch after) {
            k->sums + i * c->padded, k->sum[i]);
 }
 
-/* What of an item's chunk any of its members sees. */
+/* What of an item's chunk any of its members sees, under a unit's heads. */
 static stretch stretch_of_item(const call *c, rs_item item, int64_t kv_head) {
   const rs_plan *plan = c->plan;
+  int64_t heads = plan->num_kv_heads - kv_head;
   stretch s = {.slot = item.slot, .chunk = item.chunk, .kv_head = kv_head, .lo = RS_CHUNK};
+  s.heads = heads < plan->item_heads ? heads : plan->item_heads;
   for (int32_t i = item.first; i < item.first + item.count; i++) {
     int64_t position = plan->position[plan->members[i].token];
     int64_t before = (int64_t)item.chunk * RS_CHUNK;
@@ -258,12 +265,11 @@ static stretch stretch_of_item(const call *c, rs_item item, int64_t kv_head) {
   return s;
 }
 
-static void do_item(desk *k, rs_item item, int64_t kv_head, stretch after) {
+/* Partial results of all members of an item on its chunk, which was read, for one head. */
+static void do_members(desk *k, rs_item item, int64_t kv_head) {
   const call *c = k->call;
   const rs_plan *plan = c->plan;
   const int32_t most = (int32_t)(RS_MOST_QUERIES / c->group);
-  advance(k, after);
-  read_chunk(k);
   for (int32_t begin = 0; begin < item.count; begin += most) {
     const rs_member *member = plan->members + item.first + begin;
     const int32_t count = item.count - begin < most ? item.count - begin : most;
@@ -287,10 +293,30 @@ static void do_item(desk *k, rs_item item, int64_t kv_head, stretch after) {
   }
 }
 
+static void do_item(desk *k, rs_item item, int64_t kv_head, stretch after) {
+  stretch s = stretch_of_item(k->call, item, kv_head);
+  advance(k, after);
+  for (int64_t head = kv_head; head < kv_head + s.heads; head++) {
+    read_chunk(k, s, head);
+    do_members(k, item, head);
+  }
+}
+
+/* A tile or item, and the first of its unit's heads. */
+static int64_t part_of_unit(const rs_plan *plan, int64_t unit, int64_t *kv_head) {
+  int64_t tiles = plan->num_tiles * plan->num_kv_heads, groups = rs_head_groups(plan);
+  if (unit < tiles) {
+    *kv_head = unit % plan->num_kv_heads;
+    return unit / plan->num_kv_heads;
+  }
+  *kv_head = (unit - tiles) % groups * plan->item_heads;
+  return plan->num_tiles + (unit - tiles) / groups;
+}
+
 /* The first that is read of a unit. */
 static stretch first_of(const call *c, int64_t unit) {
   const rs_plan *plan = c->plan;
-  int64_t i = unit / plan->num_kv_heads, kv_head = unit % plan->num_kv_heads;
+  int64_t kv_head, i = part_of_unit(plan, unit, &kv_head);
   if (i >= plan->num_tiles) return stretch_of_item(c, plan->items[i - plan->num_tiles], kv_head);
   int64_t seen = rs_first_seen(plan->tiles[i].position, plan->window);
   return stretch_of_tile(c, plan->tiles[i], kv_head, seen / RS_CHUNK);
@@ -302,10 +328,9 @@ static void do_units(void *context, int64_t task) {
   int64_t unit = plan->task_start[task], end = plan->task_start[task + 1];
   desk k;
   k.call = c;
-  k.here.hi = 0;
-  look_ahead(&k, first_of(c, unit));
+  k.ahead.ranges = 0;
   for (; unit < end; unit++) {
-    int64_t i = unit / plan->num_kv_heads, kv_head = unit % plan->num_kv_heads;
+    int64_t kv_head, i = part_of_unit(plan, unit, &kv_head);
     stretch after = unit + 1 < end ? first_of(c, unit + 1) : (stretch){0};
     if (i < plan->num_tiles)
       do_tile(&k, plan->tiles[i], kv_head, after);

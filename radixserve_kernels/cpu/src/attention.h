@@ -6,7 +6,9 @@
  *
  * A tile is some new tokens of one row; it goes through the row's chunks and merges as it goes.
  * An item is one chunk, read once for all tokens that share it, its members; their partial results
- * are kept and merged when all items are done. A unit is a tile or an item, for one K/V head.
+ * are kept and merged when all items are done. A unit is a tile for one K/V head, or an item for as
+ * many as lie side by side in a page and fit into the second cache: memory gives a whole page of K
+ * and V nearly twice as fast as pieces of it for one head each.
  */
 #ifndef RS_ATTENTION_H
 #define RS_ATTENTION_H
@@ -33,6 +35,7 @@ typedef struct {
 typedef struct rs_plan {
   int64_t page_size, num_heads, num_kv_heads, head_size;
   int64_t window; /* 0: none */
+  int64_t item_heads; /* K/V heads of an item's unit, the last one's may be fewer */
   const int32_t *page_table;
   int64_t table_stride;
   int64_t num_tokens, num_tiles, num_items, num_parts, num_tasks;
@@ -41,7 +44,7 @@ typedef struct rs_plan {
   rs_tile *tiles;      /* the longest first */
   rs_item *items;
   rs_member *members;
-  int32_t *task_start; /* [num_tasks + 1], in units: (tiles, then items) x K/V heads */
+  int32_t *task_start; /* [num_tasks + 1], in units: tiles x K/V heads, then items x groups of them */
   float *parts;        /* [num_parts, num_heads, RS_PADDED(head_size)] */
   float *stats;        /* [num_parts, num_heads, 2]: the largest score, the sum of weights */
 } rs_plan;
@@ -49,6 +52,10 @@ typedef struct rs_plan {
 /* The first position that a token at `position` sees. */
 static inline int64_t rs_first_seen(int64_t position, int64_t window) {
   return window && position >= window ? position + 1 - window : 0;
+}
+
+static inline int64_t rs_head_groups(const rs_plan *plan) {
+  return (plan->num_kv_heads + plan->item_heads - 1) / plan->item_heads;
 }
 
 #endif

@@ -9,6 +9,8 @@
 #define UNIT_COST 8        /* of reading a chunk, in queries computed on it */
 #define TASKS_PER_THREAD 8 /* so that a late thread is waited for shortly */
 #define TILES_PER_THREAD 3
+#define UNITS_PER_THREAD 4 /* of items, at least, before their heads are taken together */
+#define ITEM_BYTES (128 << 10) /* of K and V in a unit at most: it and the next one's are in a cache */
 #define LEAST_TASK 64 /* some microseconds: less is not worth waking a thread for */
 
 #define FITS 0
@@ -183,18 +185,30 @@ static int place_tokens(rs_plan *plan, const rs_step *step) {
 
 static int64_t cost_of(const rs_plan *plan, int64_t unit) {
   int64_t group = plan->num_heads / plan->num_kv_heads, i = unit / plan->num_kv_heads;
-  if (i >= plan->num_tiles)
-    return UNIT_COST + plan->items[i - plan->num_tiles].count * group;
+  if (i >= plan->num_tiles) {
+    i = (unit - plan->num_tiles * plan->num_kv_heads) / rs_head_groups(plan);
+    return plan->item_heads * (UNIT_COST + plan->items[i].count * group);
+  }
   const rs_tile *tile = plan->tiles + i;
   int64_t first = rs_first_seen(tile->position, plan->window) / RS_CHUNK;
   int64_t last = (tile->position + tile->count - 1) / RS_CHUNK;
   return (last - first + 1) * (UNIT_COST + tile->count * group);
 }
 
+/* As many heads as fit, if the threads have enough to do then. */
+static void choose_item_heads(rs_plan *plan) {
+  int64_t head_bytes = 2 * RS_CHUNK * plan->head_size * (int64_t)sizeof(float);
+  plan->item_heads = least(most(ITEM_BYTES / head_bytes, 1), plan->num_kv_heads);
+  if (plan->num_items * rs_head_groups(plan) < UNITS_PER_THREAD * rs_threads())
+    plan->item_heads = 1;
+}
+
 /* Runs of units of about the same cost. */
 static void cut(rs_plan *plan) {
-  int64_t threads = rs_threads();
-  int64_t units = (plan->num_tiles + plan->num_items) * plan->num_kv_heads, total = 0, sum = 0;
+  choose_item_heads(plan);
+  int64_t threads = rs_threads(), total = 0, sum = 0;
+  int64_t units =
+      plan->num_tiles * plan->num_kv_heads + plan->num_items * rs_head_groups(plan);
   for (int64_t u = 0; u < units; u++) total += cost_of(plan, u);
   int64_t enough = threads == 1 ? total : most(total / (threads * TASKS_PER_THREAD), LEAST_TASK);
   plan->num_tasks = 0;

@@ -48,16 +48,30 @@ RS_INLINE rs_v rs_tanh_of_power(rs_v x) {
   return rs_div(z, rs_add(z, rs_set1(2.0f)));
 }
 
+#define RS_LINE 64 /* bytes of the caches */
+
+/* Lines to fetch during a piece of arithmetic, one a step: in bursts they would hold up its own loads,
+ * since a core asks for some 20 lines at a time. */
+typedef struct {
+  const char *at;
+  int64_t lines;
+} rs_feed;
+
+RS_INLINE void rs_fetch(rs_feed feed, int64_t line) {
+  if (line < feed.lines) RS_PREFETCH(feed.at + line * RS_LINE);
+}
+
 /* Scores of `rows` queries q[m * padded + d] with the panel [size][RS_CHUNK]. */
 RS_INLINE void rs_score_tile(const float *q, int64_t padded, const float *panel, int64_t size,
-                             float *scores, const int rows, const int width) {
-  for (int v0 = 0; v0 < RS_VECTORS; v0 += width) {
+                             float *scores, rs_feed feed, const int rows, const int width) {
+  for (int v0 = 0; v0 < RS_VECTORS; v0 += width, feed.at += size * RS_LINE, feed.lines -= size) {
     rs_v sum[RS_MOST_ROWS][RS_VECTORS];
     RS_UNROLL for (int m = 0; m < rows; m++)
       RS_UNROLL for (int v = 0; v < width; v++) sum[m][v] = rs_zero();
     const float *at = panel + v0 * RS_LANES;
     for (int64_t d = 0; d < size; d++, at += RS_CHUNK) {
       rs_v key[RS_VECTORS];
+      rs_fetch(feed, d);
       RS_UNROLL for (int v = 0; v < width; v++) key[v] = rs_load(at + v * RS_LANES);
       RS_UNROLL for (int m = 0; m < rows; m++) {
         rs_v x = rs_set1(q[m * padded + d]);
@@ -72,12 +86,14 @@ RS_INLINE void rs_score_tile(const float *q, int64_t padded, const float *panel,
 
 /* out[m * padded + d] = sum of weights[m][j] * row[j][d] over j in [lo, hi), of `width` vectors. */
 RS_INLINE void rs_value_tile(const float *weights, const float *const *row, int64_t d, int lo,
-                             int hi, float *out, int64_t padded, const int rows, const int width) {
+                             int hi, float *out, int64_t padded, rs_feed feed, const int rows,
+                             const int width) {
   rs_v sum[RS_MOST_ROWS][RS_VECTORS];
   RS_UNROLL for (int m = 0; m < rows; m++)
     RS_UNROLL for (int v = 0; v < width; v++) sum[m][v] = rs_zero();
   for (int j = lo; j < hi; j++) {
     rs_v value[RS_VECTORS];
+    rs_fetch(feed, j - lo);
     RS_UNROLL for (int v = 0; v < width; v++) value[v] = rs_load(row[j] + d + v * RS_LANES);
     RS_UNROLL for (int m = 0; m < rows; m++) {
       rs_v x = rs_set1(weights[m * RS_CHUNK + j]);
@@ -90,27 +106,28 @@ RS_INLINE void rs_value_tile(const float *weights, const float *const *row, int6
 }
 
 static void rs_scores(const float *q, int64_t padded, const float *panel, int64_t size,
-                      float *scores, int rows) {
+                      float *scores, rs_feed feed, int rows) {
 #define CASE(ROWS)                                                       \
   case ROWS:                                                             \
-    rs_score_tile(q, padded, panel, size, scores, ROWS, RS_WIDTH(ROWS)); \
+    rs_score_tile(q, padded, panel, size, scores, feed, ROWS, RS_WIDTH(ROWS)); \
     return;
   switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
 #undef CASE
 }
 
 static void rs_values(const float *weights, const float *const *row, int lo, int hi, float *out,
-                      int64_t padded, int rows) {
+                      int64_t padded, rs_feed feed, int rows) {
   for (int64_t d = 0, width; d < padded; d += width * RS_LANES) {
     width = (padded - d) / RS_LANES;
     if (width > RS_WIDTH(rows)) width = RS_WIDTH(rows);
 #define CASE(ROWS, WIDTH)                                                          \
   case ROWS * 8 + WIDTH:                                                           \
     if (WIDTH <= RS_WIDTH(ROWS))                                                   \
-      rs_value_tile(weights, row, d, lo, hi, out, padded, ROWS, WIDTH);            \
+      rs_value_tile(weights, row, d, lo, hi, out, padded, feed, ROWS, WIDTH);      \
     break;
 #define CASES(ROWS) CASE(ROWS, 1) CASE(ROWS, 2) CASE(ROWS, 3) CASE(ROWS, 4)
     switch (rows * 8 + width) { CASES(1) CASES(2) CASES(3) CASES(4) CASES(5) CASES(6) }
+    feed.at += (hi - lo) * RS_LINE, feed.lines -= hi - lo;
 #undef CASES
 #undef CASE
   }
@@ -145,9 +162,10 @@ static void rs_merge(float *sums, float *largest, float *sum, const float *part,
 }
 
 /* 16 positions, whose rows are `stride` apart, to 16 lanes of the panel's first `size` rows. */
-RS_INLINE void rs_turn(const float *row, int64_t stride, int64_t size, float *panel) {
+RS_INLINE void rs_turn(const float *row, int64_t stride, int64_t size, float *panel, rs_feed feed) {
   for (int64_t d = 0; d < size; d += 4, row += 4) {
     rs_v x[4];
+    RS_UNROLL for (int i = 0; i < 4; i++) rs_fetch(feed, d + i);
     RS_UNROLL for (int i = 0; i < 4; i++) x[i] = rs_load_quads(row + i * stride, 4 * stride);
     rs_transpose_quads(x);
     RS_UNROLL for (int i = 0; i < 4; i++) rs_store(panel + (d + i) * RS_CHUNK, x[i]);

@@ -35,6 +35,18 @@ def test_mixed_batch_matches_reference(heads, dtype, body):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "size"), [((10, 5), 64), ((3, 3), 192), ((14, 7), 16)], ids=str)
+def test_a_chunk_of_several_heads_at_once(heads, size, dtype, body):
+    """Many chunks: a unit has as many K/V heads as fit, and the last one has fewer."""
+    lengths = [LONG + 130 * row for row in range(4)]
+    pool = page_pool(lengths, heads, size, 16, dtype)
+    pool.share(0, 1, 150)
+    requests = [(row, 1 + row % 2, length) for row, length in enumerate(lengths)]
+    assert_close(pool, requests)
+    assert_close(pool, requests, Options(size**-0.5, window=100))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [2, 10, 16, 24, 64, 80, 96, 128, 256])
 def test_head_sizes(size, dtype, body):
     pool = page_pool([LONG, 70], (4, 2), size, 16, dtype)
