@@ -20,7 +20,7 @@ struct linear {
   const float *bias, *x; /* bias: one value for each output of each panel, or none */
   float *out;
   int64_t kind, inputs, panels, mode, x_row, rows, out_row, columns;
-  int64_t panels_a_task, rows_a_task, groups;
+  int64_t panels_a_task, rows_a_task; /* many rows: a pair of panels or a group */
 };
 
 RS_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -116,8 +116,9 @@ static void unpack(int64_t kind, const uint8_t *weight, int64_t inputs, float *o
 static void many_rows(void *context, int64_t task) {
   const struct linear *a = context;
   _Alignas(64) float sums[ROWS * GROUP * RS_PANEL], whole[WHOLE * INPUTS * RS_PANEL];
-  int64_t row = task / a->groups * a->rows_a_task, rows = least(a->rows_a_task, a->rows - row);
-  int64_t panel = task % a->groups * GROUP;
+  int64_t groups = (a->panels + a->panels_a_task - 1) / a->panels_a_task;
+  int64_t row = task / groups * a->rows_a_task, rows = least(a->rows_a_task, a->rows - row);
+  int64_t panel = task % groups * a->panels_a_task;
   int64_t tiles_of_rows = (rows + MOST_ROWS - 1) / MOST_ROWS;
   int64_t parts = (a->inputs + INPUTS - 1) / INPUTS;
   int64_t part = ((a->inputs + parts - 1) / parts + RS_BLOCK - 1) / RS_BLOCK * RS_BLOCK;
@@ -125,7 +126,7 @@ static void many_rows(void *context, int64_t task) {
     int64_t inputs = least(part, a->inputs - k);
     const uint8_t *weight[GROUP];
     locate(a, panel, k, weight);
-    for (int p = 0; p < GROUP; p += WHOLE) {
+    for (int p = 0; p < a->panels_a_task; p += WHOLE) {
       for (int i = 0; i < WHOLE && a->kind != RS_F32; i++) {
         float *panel_whole = whole + i * inputs * RS_PANEL;
         unpack(a->kind, weight[p + i], inputs, panel_whole);
@@ -138,7 +139,7 @@ static void many_rows(void *context, int64_t task) {
       }
     }
   }
-  finish(a, sums, row, rows, panel, a->panels);
+  finish(a, sums, row, rows, panel, least(panel + a->panels_a_task, a->panels));
 }
 
 /* Panels of a task of few rows: pairs of gate and up stay together, and so do those of a tile. */
@@ -146,7 +147,7 @@ RS_INLINE int64_t some_panels(int64_t kind, int64_t inputs, int64_t panels, int6
   int64_t unit = PANELS(kind, rows) > 2 ? PANELS(kind, rows) : 2;
   int64_t some = panels / (TASKS * rs_threads());
   some = least(some, TASK_BYTES / (rs_panel_bytes(kind, inputs) + 1));
-  return (some / unit + 1) * unit;
+  return some < unit ? unit : some / unit * unit;
 }
 
 void RS_NAME(linear)(const void *weight, int64_t kind, int64_t inputs, int64_t panels,
@@ -156,15 +157,18 @@ void RS_NAME(linear)(const void *weight, int64_t kind, int64_t inputs, int64_t p
   int64_t groups = (panels + GROUP - 1) / GROUP;
   int64_t most = rs_threads() > 1 && rows * groups < 4 * rs_threads() * ROWS ? FEWER_ROWS : ROWS;
   int64_t tasks_of_rows = (rows + most - 1) / most; /* as equal as can be */
-  int64_t rows_a_task = (rows + tasks_of_rows - 1) / tasks_of_rows;
+  int is_few = rs_threads() > 1 && tasks_of_rows * groups < TASKS * rs_threads();
   struct linear a = {
       .weight = weight, .kind = kind, .inputs = inputs, .panels = panels, .bias = bias,
       .mode = mode, .x = x, .x_row = x_row, .rows = rows, .out = out, .out_row = out_row,
-      .columns = columns, .panels_a_task = some_panels(kind, inputs, panels, rows),
-      .rows_a_task = rows_a_task, .groups = groups,
+      .columns = columns, .panels_a_task = is_few ? 2 : GROUP,
+      .rows_a_task = (rows + tasks_of_rows - 1) / tasks_of_rows,
   };
-  if (rows <= MOST_ROWS)
+  if (rows <= MOST_ROWS) {
+    a.panels_a_task = some_panels(kind, inputs, panels, rows);
     rs_parallel(few_rows, &a, (panels + a.panels_a_task - 1) / a.panels_a_task);
-  else
+  } else {
+    groups = (panels + a.panels_a_task - 1) / a.panels_a_task;
     rs_parallel(many_rows, &a, tasks_of_rows * groups);
+  }
 }
