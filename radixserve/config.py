@@ -39,6 +39,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         bool,
         Meta(description="keep what clients put before prompts only to tell requests apart"),
     ] = False
+    sampling_defaults: Annotated[
+        str,
+        Meta(
+            description="temperature, top_p, top_k, min_p, repetition_penalty where a request says"
+            " none: model (its generation_config.json), openai (1, 1, off), or a JSON object that"
+            " goes before the model's"
+        ),
+    ] = "model"
     default_max_tokens: Annotated[
         int,
         Meta(

@@ -28,7 +28,7 @@ from radixserve.cache import POLICIES
 from radixserve.channel import Inbox, Outbox
 from radixserve.config import Config, cache_home, notify_socket, parse, worker_environment
 from radixserve.messages import Drain, Failed, Started, Stop, ToLaunch
-from radixserve.models.hub import resolve, served_name
+from radixserve.models.hub import EMBEDDED_SAMPLING, resolve, served_name
 from radixserve.parsing.formats import FORMATS
 from radixserve.scheduler.order import ORDERS
 
@@ -197,6 +197,9 @@ def sweep(folder: Path) -> None:
 def prepare(config: Config) -> Config:
     """The settings with the model's folder in place of its name. Raises with a sentence."""
     name = config.server.served_model_name or served_name(config.worker.model_path)
+    sampling = config.server.sampling_defaults
+    if sampling == "model" and not config.worker.model_path:
+        sampling = EMBEDDED_SAMPLING
     folder = resolve(
         config.worker.model_path,
         cache_home(),
@@ -206,7 +209,7 @@ def prepare(config: Config) -> Config:
     )
     return replace(
         config,
-        server=replace(config.server, served_model_name=name),
+        server=replace(config.server, served_model_name=name, sampling_defaults=sampling),
         worker=replace(config.worker, model_path=str(folder)),
     )
 

@@ -76,8 +76,9 @@ async def completion_sampling(front: Front, fields: CompletionFields) -> Samplin
     """The sampling of the first choice. Raises ApiError or InvalidRequest (400)."""
     top_logprobs = -1 if fields.logprobs is None else fields.logprobs
     ready = front.ready()
+    vocabulary, judge, defaults = front.vocabulary, front.judge.fault, front.defaults
     return await front.in_thread(
-        lambda: make_sampling(fields, ready, front.vocabulary, top_logprobs, front.judge.fault)
+        lambda: make_sampling(fields, ready, vocabulary, top_logprobs, judge, defaults)
     )
 
 

@@ -5,17 +5,20 @@ Ranges are checked by the types; what needs the model's limits is checked here.
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
+from radixserve.api.defaults import SamplingDefaults
 from radixserve.api.errors import ApiError
 from radixserve.api.grammar import GrammarFields, Judge, make_grammar
 from radixserve.messages import Ready, Sampling, pack
 from radixserve.tokenizer.bans import banned_ids
 from radixserve.tokenizer.prompt import check_id
 from radixserve.tokenizer.vocabulary import Vocabulary
+
+T = TypeVar("T")
 
 SEED_BITS = 63  # a client's seed is taken modulo 2**63
 MAX_STOPS = 16
@@ -176,20 +179,25 @@ def kept_tokens(fields: GenerationFields, ready: Ready) -> int | None:
     return max(ready.max_total_tokens - max(fields.limit, 1), 1)
 
 
+def or_default(value: T | None, default: T) -> T:
+    return default if value is None else value
+
+
 def make_sampling(
     fields: GenerationFields,
     ready: Ready,
     vocabulary: Vocabulary,
     top_logprobs: int,
     judge: Judge,
+    defaults: SamplingDefaults,
 ) -> Sampling:
     """The sampling of the first choice. Raises ApiError or InvalidRequest (400).
 
     Compiles a grammar, if there is one: call it in a thread.
     """
-    temperature = 1.0 if fields.temperature is None else fields.temperature
-    top_p = 1.0 if fields.top_p is None else fields.top_p
-    top_k = max(fields.top_k or 0, 0)
+    temperature = or_default(fields.temperature, defaults.temperature)
+    top_p = or_default(fields.top_p, defaults.top_p)
+    top_k = max(or_default(fields.top_k, defaults.top_k), 0)
     if top_p == 0.0:  # nothing but the best token
         top_p, top_k = 1.0, 1
     if fields.limit and (fields.min_tokens or 0) > fields.limit:
@@ -199,10 +207,10 @@ def make_sampling(
         temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
         top_k=top_k if top_k < ready.vocab_size else 0,
         top_p=top_p,
-        min_p=fields.min_p or 0.0,
+        min_p=or_default(fields.min_p, defaults.min_p),
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
-        repetition_penalty=fields.repetition_penalty or 1.0,
+        repetition_penalty=or_default(fields.repetition_penalty, defaults.repetition_penalty),
         logit_bias=_logit_bias(fields, ready, vocabulary),
         top_logprobs=top_logprobs,
         min_tokens=min(fields.min_tokens or 0, ready.max_total_tokens),

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from radixserve.api.body import BodyParser
+from radixserve.api.defaults import read_defaults
 from radixserve.api.errors import ApiError
 from radixserve.api.history.splice import Splicer
 from radixserve.api.history.store import TurnStore
@@ -51,6 +52,7 @@ class Front:
         self.engine = engine
         self.metrics = metrics
         self.vocabulary = Vocabulary(folder)
+        self.defaults = read_defaults(folder, config.server.sampling_defaults)
         self.template = find_template(folder, self.vocabulary, config.server.chat_template)
         self.special_tokens: dict[str, int] = self.vocabulary.special_tokens
         self.traits = traits_of(self.template, self.vocabulary) if self.template else Traits()

@@ -52,7 +52,9 @@ async def prepare(front: Front, fields: GenerationFields, asked: Asked) -> Prepa
 def _prepare(front: Front, fields: GenerationFields, asked: Asked, ready: Ready) -> Prepared:
     choice = read_choice(asked.tools, asked.tool_choice, asked.several, asked.strict)
     reading = make_reading(front, choice)
-    sampling = make_sampling(fields, ready, front.vocabulary, asked.top_logprobs, front.judge.fault)
+    sampling = make_sampling(
+        fields, ready, front.vocabulary, asked.top_logprobs, front.judge.fault, front.defaults
+    )
     salt, chat = fields.cache_salt or "", asked.conversation
     prompt = chat_prompt(front, chat, ready, kept_tokens(fields, ready), salt)
     grammar = answer_grammar(front, fields, sampling.grammar, reading, prompt.end)

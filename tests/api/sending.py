@@ -8,6 +8,7 @@ import httpx
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
 COUNT = "/v1/messages/count_tokens"
 
 
@@ -18,7 +19,7 @@ def body(route: str, **fields: Any) -> dict[str, Any]:
         return messages | fields
     if route == MESSAGES:
         return messages | {"max_tokens": 200} | fields
-    return {"prompt": "hi"} | fields
+    return {"input" if route == RESPONSES else "prompt": "hi"} | fields
 
 
 async def post(client: httpx.AsyncClient, route: str, **fields: Any) -> httpx.Response:

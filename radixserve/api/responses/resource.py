@@ -4,7 +4,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from radixserve.api.defaults import SamplingDefaults
 from radixserve.api.errors import ApiError
+from radixserve.api.fields import or_default
 from radixserve.api.generation import Usage
 from radixserve.api.responses.fields import ResponseFields
 from radixserve.api.responses.tools import Tools
@@ -12,7 +14,9 @@ from radixserve.api.responses.tools import Tools
 ABORTED = {"code": "server_error", "message": "the request was aborted"}
 
 
-def echo(fields: ResponseFields, tools: Tools, model: str) -> dict[str, Any]:
+def echo(
+    fields: ResponseFields, tools: Tools, model: str, defaults: SamplingDefaults
+) -> dict[str, Any]:
     """What a response says of its request: the part that does not change while it runs."""
     reasoning = fields.reasoning
     return {
@@ -31,8 +35,8 @@ def echo(fields: ResponseFields, tools: Tools, model: str) -> dict[str, Any]:
             "effort": reasoning.effort if reasoning else None,
             "summary": reasoning.summary if reasoning else None,
         },
-        "temperature": 1.0 if fields.temperature is None else fields.temperature,
-        "top_p": 1.0 if fields.top_p is None else fields.top_p,
+        "temperature": or_default(fields.temperature, defaults.temperature),
+        "top_p": or_default(fields.top_p, defaults.top_p),
         "top_logprobs": fields.top_logprobs or 0,
         "presence_penalty": fields.presence_penalty or 0.0,
         "frequency_penalty": fields.frequency_penalty or 0.0,

@@ -167,7 +167,7 @@ class Responder:
         self, generation: Generation, reader: Reader
     ) -> AsyncGenerator[StreamEvent, None]:
         given, output, finish = self._given, Output(self._given.tools.names), ""
-        said = echo(given.fields, given.tools, self._front.model)
+        said = echo(given.fields, given.tools, self._front.model, self._front.defaults)
         begun = in_progress(generation.id, generation.created, said)
         async with aclosing(generation.pieces()) as pieces:
             async for _, piece in pieces:
