@@ -1,50 +1,10 @@
 /* Attention of a step's new tokens over the pages of one layer; see attention.h and its plan. */
-#include "attention_tile.h"
+#include "attention_desk.h"
 #include "ops.h"
 #include "pool.h"
 
 #define LOG2E 1.4426950408889634
 #define PARALLEL_PARTS 64 /* partial results (of all heads) from which on merging is shared out */
-
-/* One call. Numbers of K and V are float, or half precision: 4 or 2 bytes. */
-typedef struct {
-  const rs_plan *plan;
-  const float *q;
-  int64_t q_token, q_head;
-  const char *pages;
-  int64_t bytes, group, size, padded;
-  float *out;
-  float factor, cap; /* scores are base 2: factor on q, and if cap is not 0, cap * tanh of it */
-  int64_t merge_step; /* (token, K/V head) pairs to a task of merging */
-} call;
-
-/* Positions [lo, hi) of a chunk of K and V under some heads, which are read together; hi = 0: none. */
-typedef struct {
-  int64_t slot, chunk, kv_head, heads;
-  int lo, hi;
-} stretch;
-
-/* A stretch's pages, as far as they are its heads', in the order in which they lie in memory. */
-typedef struct {
-  const char *at[2 * RS_CHUNK]; /* of K and V of each page, `bytes` from there on */
-  int64_t ranges, bytes;        /* of `at`, and of each */
-  int64_t range, byte;          /* what was taken to be fetched ends there */
-} fetch;
-
-/* What a thread works with: queries, the range [lo, hi) of a chunk that each sees, and results. */
-typedef struct {
-  const call *call;
-  const char *at[RS_CHUNK]; /* K of the positions [first, end) of the chunk and head that are read */
-  int first, end;
-  fetch ahead;    /* what is brought into the caches meanwhile */
-  int is_brought; /* what is here was ahead before */
-  const float *row[RS_CHUNK];
-  int lo[RS_MOST_QUERIES], hi[RS_MOST_QUERIES];
-  float largest[RS_MOST_QUERIES], sum[RS_MOST_QUERIES];
-  float panel[RS_MOST_SIZE * RS_CHUNK], copies[RS_CHUNK * RS_MOST_SIZE];
-  float q[RS_MOST_QUERIES * RS_MOST_SIZE], sums[RS_MOST_QUERIES * RS_MOST_SIZE];
-  float weights[RS_MOST_ROWS * RS_CHUNK], part[RS_MOST_ROWS * RS_MOST_SIZE];
-} desk;
 
 static void load_query(desk *k, int64_t token, int64_t kv_head, int64_t at) {
   const call *c = k->call;
@@ -68,109 +28,6 @@ static void see(desk *k, int64_t token, int64_t chunk, int64_t at) {
   for (int64_t g = at; g < at + k->call->group; g++) k->lo[g] = lo, k->hi[g] = hi;
 }
 
-/* The page of a position of the row in `slot`, from a K/V head on. */
-static const char *page_of(const call *c, int64_t slot, int64_t position, int64_t kv_head) {
-  const rs_plan *plan = c->plan;
-  int64_t id = plan->page_table[slot * plan->table_stride + position / plan->page_size];
-  return c->pages + (id * 2 * plan->num_kv_heads + kv_head) * plan->page_size * c->size * c->bytes;
-}
-
-static void find_places(desk *k, stretch s, int64_t kv_head) {
-  const call *c = k->call;
-  const int64_t vector = c->size * c->bytes, page_size = c->plan->page_size;
-  k->first = s.lo, k->end = s.hi;
-  for (int j = s.lo; j < s.hi;) {
-    int64_t position = s.chunk * RS_CHUNK + j, offset = position % page_size;
-    const char *page = page_of(c, s.slot, position, kv_head);
-    for (; offset < page_size && j < s.hi; offset++) k->at[j++] = page + offset * vector;
-  }
-}
-
-/* From K to V, in bytes: the same position of the same page and head. */
-static int64_t to_value(const call *c) {
-  return c->plan->num_kv_heads * c->plan->page_size * c->size * c->bytes;
-}
-
-/* At most so many of the lines that are ahead, which are then taken to be fetched. */
-static rs_feed take(desk *k, int64_t lines) {
-  fetch *f = &k->ahead;
-  if (f->range == f->ranges) return (rs_feed){NULL, 0};
-  rs_feed feed = {f->at[f->range] + f->byte, (f->bytes - f->byte + RS_LINE - 1) / RS_LINE};
-  if (feed.lines > lines) feed.lines = lines;
-  f->byte += feed.lines * RS_LINE;
-  if (f->byte >= f->bytes) f->byte = 0, f->range++;
-  return feed;
-}
-
-/* From now on `next` is ahead. */
-static void advance(desk *k, stretch next) {
-  const call *c = k->call;
-  const int64_t page_size = c->plan->page_size;
-  fetch *f = &k->ahead;
-  k->is_brought = f->ranges != 0;
-  f->range = f->byte = f->ranges = 0;
-  f->bytes = next.heads * page_size * c->size * c->bytes;
-  if (next.heads == c->plan->num_kv_heads) f->bytes *= 2; /* K and V in one */
-  const int64_t before = next.chunk * RS_CHUNK, end = before + next.hi;
-  for (int64_t at = before + next.lo; at < end; at += page_size - at % page_size) {
-    const char *page = page_of(c, next.slot, at, next.kv_head);
-    f->at[f->ranges++] = page;
-    if (next.heads < c->plan->num_kv_heads) f->at[f->ranges++] = page + to_value(c);
-  }
-}
-
-/* row[j] = the numbers `beyond` the places of [lo, hi), as padded floats, all in k->copies. */
-static void copy_rows(desk *k, int64_t beyond, int lo, int hi) {
-  const call *c = k->call;
-  const int64_t whole = c->size / RS_LANES * RS_LANES, rest = c->size - whole;
-  for (int j = lo; j < hi; j++) {
-    const char *from = k->at[j] + beyond;
-    float *to = k->copies + j * c->padded;
-    k->row[j] = to;
-    if (c->bytes == 4) {
-      const float *numbers = (const float *)from;
-      for (int64_t d = 0; d < whole; d += RS_LANES) rs_store(to + d, rs_load(numbers + d));
-      if (rest) rs_store(to + whole, rs_load_n(numbers + whole, (int)rest));
-      continue;
-    }
-    const uint16_t *half = (const uint16_t *)from;
-    for (int64_t d = 0; d < whole; d += RS_LANES) rs_store(to + d, rs_load_f16(half + d));
-    if (rest) {
-      uint16_t last[RS_LANES] = {0};
-      memcpy(last, half + whole, (size_t)rest * sizeof *last);
-      rs_store(to + whole, rs_load_f16(last));
-    }
-  }
-}
-
-/* Brings K of a stretch under one head into the panel, and points to its V. Lanes of the panel beside
- * its positions hold anything. */
-static void read_chunk(desk *k, stretch s, int64_t kv_head) {
-  const call *c = k->call;
-  find_places(k, s, kv_head);
-  const int64_t vector = c->size * c->bytes, beyond = to_value(c);
-  const int is_float = c->bytes == 4 && c->size == c->padded;
-  const int in_place = is_float && c->plan->page_size % RS_LANES == 0; /* 16 are in one page */
-  const int lo = k->first, hi = k->end;
-  const char **at = k->at;
-  if (!in_place) copy_rows(k, 0, lo, hi);
-  for (int part = 0; part < RS_CHUNK / RS_LANES; part++) {
-    const int first = part * RS_LANES, begin = first < lo ? lo : first;
-    const int end = first + RS_LANES < hi ? first + RS_LANES : hi;
-    if (begin >= end) continue;
-    const float *row = k->copies + first * c->padded;
-    if (in_place) row = (const float *)at[begin] - (begin - first) * c->size;
-    for (int j = begin; j < end && !k->is_brought; j++)
-      for (int64_t b = 0; b < vector; b += RS_LINE) RS_PREFETCH(at[j] + beyond + b);
-    rs_turn(row, c->padded, c->padded, k->panel + first, take(k, c->padded));
-  }
-  if (!is_float) {
-    copy_rows(k, beyond, lo, hi);
-    return;
-  }
-  for (int j = lo; j < hi; j++) k->row[j] = (const float *)(at[j] + beyond);
-}
-
 /* How many queries from i on, before `end`, see the same of a chunk. */
 static int alike(const desk *k, int i, int end) {
   int last = i + 1;
@@ -178,21 +35,42 @@ static int alike(const desk *k, int i, int end) {
   return last - i;
 }
 
-/* The partial results of queries i .. i + rows - 1 on the chunk that was read, into `part`; of one
- * that sees nothing of it, none. */
-static void compute(desk *k, int i, int rows, float *largest, float *sum) {
+/* How many queries from i on are computed together. */
+static int together(int i, int n) {
+  return n - i < RS_MOST_ROWS ? n - i : RS_MOST_ROWS;
+}
+
+/* Whether queries, in the order of their positions, are before the chunk or beyond their window. */
+static int are_blind(const desk *k, int i, int rows) {
+  return k->hi[i + rows - 1] == 0 || k->lo[i] == RS_CHUNK;
+}
+
+/* Weights of n queries on the chunk that was read. All of them before any is used: the panel stays in
+ * the first cache that long, and V after it; both do not fit. */
+static void weigh(desk *k, int n) {
   const call *c = k->call;
-  rs_scores(k->q + i * c->padded, c->padded, k->panel, c->size, k->weights,
-            take(k, RS_VECTORS / RS_WIDTH(rows) * c->size), rows);
-  if (c->cap != 0.0f)
-    for (int j = 0; j < rows * RS_CHUNK; j += RS_LANES)
-      rs_store(k->weights + j,
-               rs_mul(rs_tanh_of_power(rs_load(k->weights + j)), rs_set1(c->cap)));
-  for (int m = 0; m < rows; m++)
-    rs_weigh(k->weights + m * RS_CHUNK, k->lo[i + m], k->hi[i + m], largest + m, sum + m);
+  for (int i = 0, rows; i < n; i += rows) {
+    rows = together(i, n);
+    if (are_blind(k, i, rows)) continue;
+    float *weights = k->weights + i * RS_CHUNK;
+    rs_scores(k->q + i * c->padded, c->padded, k->panel, c->size, weights,
+              take(k, RS_VECTORS / RS_WIDTH(rows) * c->size), rows);
+    if (c->cap != 0.0f)
+      for (int j = 0; j < rows * RS_CHUNK; j += RS_LANES)
+        rs_store(weights + j, rs_mul(rs_tanh_of_power(rs_load(weights + j)), rs_set1(c->cap)));
+    for (int m = i; m < i + rows; m++)
+      rs_weigh(k->weights + m * RS_CHUNK, k->lo[m], k->hi[m], k->part_largest + m,
+               k->part_sum + m);
+  }
+}
+
+/* The weighted sums of queries i .. i + rows - 1 on the chunk that was read, into `part`; of one that
+ * sees nothing of it, none. */
+static void mix(desk *k, int i, int rows) {
+  const call *c = k->call;
   for (int m = 0, same; m < rows; m += same) {
     same = alike(k, i + m, i + rows);
-    rs_values(k->weights + m * RS_CHUNK, k->row, k->lo[i + m], k->hi[i + m],
+    rs_values(k->weights + (i + m) * RS_CHUNK, k->row, k->lo[i + m], k->hi[i + m],
               k->part + m * c->padded, c->padded,
               take(k, c->padded / RS_LANES / RS_WIDTH(same) * RS_CHUNK), same);
   }
@@ -214,6 +92,24 @@ static stretch stretch_of_tile(const call *c, rs_tile tile, int64_t kv_head, int
   };
 }
 
+/* The partial results of queries i .. i + rows - 1 join those of the chunks before. */
+static void join(desk *k, int i, int rows, int *begun) {
+  const int64_t padded = k->call->padded;
+  rs_factors f = rs_merge_factors(k->largest + i, k->part_largest + i, rows);
+  for (int m = 0; m < rows; m++) {
+    if (k->lo[i + m] >= k->hi[i + m]) continue;
+    float *sums = k->sums + (i + m) * padded, *part = k->part + m * padded;
+    if (begun[i + m]) {
+      rs_merge(sums, k->sum + i + m, part, k->part_sum[i + m], f.own[m], f.its[m], padded);
+      k->largest[i + m] = f.largest[m];
+      continue;
+    }
+    begun[i + m] = 1;
+    k->largest[i + m] = k->part_largest[i + m], k->sum[i + m] = k->part_sum[i + m];
+    memcpy(sums, part, (size_t)padded * sizeof *part);
+  }
+}
+
 static void do_tile(desk *k, rs_tile tile, int64_t kv_head, stretch after) {
   const call *c = k->call;
   const int n = (int)(tile.count * c->group);
@@ -226,22 +122,12 @@ static void do_tile(desk *k, rs_tile tile, int64_t kv_head, stretch after) {
     advance(k, chunk < last ? stretch_of_tile(c, tile, kv_head, chunk + 1) : after);
     for (int64_t t = 0; t < tile.count; t++) see(k, tile.first + t, chunk, t * c->group);
     read_chunk(k, stretch_of_tile(c, tile, kv_head, chunk), kv_head);
-    for (int i = 0; i < n; i += RS_MOST_ROWS) {
-      const int rows = n - i < RS_MOST_ROWS ? n - i : RS_MOST_ROWS;
-      float largest[RS_MOST_ROWS], sum[RS_MOST_ROWS];
-      if (k->hi[i + rows - 1] == 0 || k->lo[i] == RS_CHUNK) continue; /* after or before them all */
-      compute(k, i, rows, largest, sum);
-      for (int m = 0; m < rows; m++) {
-        if (k->lo[i + m] >= k->hi[i + m]) continue;
-        float *sums = k->sums + (i + m) * c->padded, *part = k->part + m * c->padded;
-        if (begun[i + m]) {
-          rs_merge(sums, k->largest + i + m, k->sum + i + m, part, largest[m], sum[m], c->padded);
-          continue;
-        }
-        begun[i + m] = 1;
-        k->largest[i + m] = largest[m], k->sum[i + m] = sum[m];
-        memcpy(sums, part, (size_t)c->padded * sizeof *part);
-      }
+    weigh(k, n);
+    for (int i = 0, rows; i < n; i += rows) {
+      rows = together(i, n);
+      if (are_blind(k, i, rows)) continue;
+      mix(k, i, rows);
+      join(k, i, rows, begun);
     }
   }
   for (int i = 0; i < n; i++)
@@ -278,14 +164,15 @@ static void do_members(desk *k, rs_item item, int64_t kv_head) {
       load_query(k, member[t].token, kv_head, t * c->group);
       see(k, member[t].token, item.chunk, t * c->group);
     }
-    for (int i = 0; i < n; i += RS_MOST_ROWS) {
-      const int rows = n - i < RS_MOST_ROWS ? n - i : RS_MOST_ROWS;
-      float largest[RS_MOST_ROWS], sum[RS_MOST_ROWS];
-      compute(k, i, rows, largest, sum);
+    weigh(k, n);
+    for (int i = 0, rows; i < n; i += rows) {
+      rows = together(i, n);
+      mix(k, i, rows);
       for (int m = 0; m < rows; m++) {
         int64_t head = kv_head * c->group + (i + m) % c->group;
         int64_t part = member[(i + m) / c->group].part * plan->num_heads + head;
-        plan->stats[2 * part] = largest[m], plan->stats[2 * part + 1] = sum[m];
+        plan->stats[2 * part] = k->part_largest[i + m];
+        plan->stats[2 * part + 1] = k->part_sum[i + m];
         memcpy(plan->parts + part * c->padded, k->part + m * c->padded,
                (size_t)c->padded * sizeof *k->part);
       }
@@ -345,9 +232,12 @@ static void merge_parts(const call *c, int64_t token, int64_t head) {
   int64_t end = plan->part_start[token + 1] * plan->num_heads;
   float sums[RS_MOST_SIZE], largest = plan->stats[2 * at], sum = plan->stats[2 * at + 1];
   memcpy(sums, plan->parts + at * c->padded, (size_t)c->padded * sizeof *sums);
-  for (at += plan->num_heads; at < end; at += plan->num_heads)
-    rs_merge(sums, &largest, &sum, plan->parts + at * c->padded, plan->stats[2 * at],
-             plan->stats[2 * at + 1], c->padded);
+  for (at += plan->num_heads; at < end; at += plan->num_heads) {
+    rs_factors f = rs_merge_factors(&largest, plan->stats + 2 * at, 1);
+    rs_merge(sums, &sum, plan->parts + at * c->padded, plan->stats[2 * at + 1], f.own[0], f.its[0],
+             c->padded);
+    largest = f.largest[0];
+  }
   finish(c, token, head, sums, sum);
 }
 

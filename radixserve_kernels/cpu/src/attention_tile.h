@@ -51,7 +51,7 @@ RS_INLINE rs_v rs_tanh_of_power(rs_v x) {
 #define RS_LINE 64 /* bytes of the caches */
 
 /* Lines to fetch during a piece of arithmetic, one a step: in bursts they would hold up its own loads,
- * since a core asks for some 20 lines at a time. */
+ * since a core asks for some 20 lines at a time. Loops without any are compiled by themselves. */
 typedef struct {
   const char *at;
   int64_t lines;
@@ -63,7 +63,8 @@ RS_INLINE void rs_fetch(rs_feed feed, int64_t line) {
 
 /* Scores of `rows` queries q[m * padded + d] with the panel [size][RS_CHUNK]. */
 RS_INLINE void rs_score_tile(const float *q, int64_t padded, const float *panel, int64_t size,
-                             float *scores, rs_feed feed, const int rows, const int width) {
+                             float *scores, rs_feed feed, const int is_fed, const int rows,
+                             const int width) {
   for (int v0 = 0; v0 < RS_VECTORS; v0 += width, feed.at += size * RS_LINE, feed.lines -= size) {
     rs_v sum[RS_MOST_ROWS][RS_VECTORS];
     RS_UNROLL for (int m = 0; m < rows; m++)
@@ -71,7 +72,7 @@ RS_INLINE void rs_score_tile(const float *q, int64_t padded, const float *panel,
     const float *at = panel + v0 * RS_LANES;
     for (int64_t d = 0; d < size; d++, at += RS_CHUNK) {
       rs_v key[RS_VECTORS];
-      rs_fetch(feed, d);
+      if (is_fed) rs_fetch(feed, d);
       RS_UNROLL for (int v = 0; v < width; v++) key[v] = rs_load(at + v * RS_LANES);
       RS_UNROLL for (int m = 0; m < rows; m++) {
         rs_v x = rs_set1(q[m * padded + d]);
@@ -86,14 +87,14 @@ RS_INLINE void rs_score_tile(const float *q, int64_t padded, const float *panel,
 
 /* out[m * padded + d] = sum of weights[m][j] * row[j][d] over j in [lo, hi), of `width` vectors. */
 RS_INLINE void rs_value_tile(const float *weights, const float *const *row, int64_t d, int lo,
-                             int hi, float *out, int64_t padded, rs_feed feed, const int rows,
-                             const int width) {
+                             int hi, float *out, int64_t padded, rs_feed feed, const int is_fed,
+                             const int rows, const int width) {
   rs_v sum[RS_MOST_ROWS][RS_VECTORS];
   RS_UNROLL for (int m = 0; m < rows; m++)
     RS_UNROLL for (int v = 0; v < width; v++) sum[m][v] = rs_zero();
   for (int j = lo; j < hi; j++) {
     rs_v value[RS_VECTORS];
-    rs_fetch(feed, j - lo);
+    if (is_fed) rs_fetch(feed, j - lo);
     RS_UNROLL for (int v = 0; v < width; v++) value[v] = rs_load(row[j] + d + v * RS_LANES);
     RS_UNROLL for (int m = 0; m < rows; m++) {
       rs_v x = rs_set1(weights[m * RS_CHUNK + j]);
@@ -107,9 +108,12 @@ RS_INLINE void rs_value_tile(const float *weights, const float *const *row, int6
 
 static void rs_scores(const float *q, int64_t padded, const float *panel, int64_t size,
                       float *scores, rs_feed feed, int rows) {
-#define CASE(ROWS)                                                       \
-  case ROWS:                                                             \
-    rs_score_tile(q, padded, panel, size, scores, feed, ROWS, RS_WIDTH(ROWS)); \
+#define CASE(ROWS)                                                                          \
+  case ROWS:                                                                                \
+    if (feed.lines > 0)                                                                     \
+      rs_score_tile(q, padded, panel, size, scores, feed, 1, ROWS, RS_WIDTH(ROWS));         \
+    else                                                                                    \
+      rs_score_tile(q, padded, panel, size, scores, feed, 0, ROWS, RS_WIDTH(ROWS));         \
     return;
   switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
 #undef CASE
@@ -120,10 +124,13 @@ static void rs_values(const float *weights, const float *const *row, int lo, int
   for (int64_t d = 0, width; d < padded; d += width * RS_LANES) {
     width = (padded - d) / RS_LANES;
     if (width > RS_WIDTH(rows)) width = RS_WIDTH(rows);
-#define CASE(ROWS, WIDTH)                                                          \
-  case ROWS * 8 + WIDTH:                                                           \
-    if (WIDTH <= RS_WIDTH(ROWS))                                                   \
-      rs_value_tile(weights, row, d, lo, hi, out, padded, feed, ROWS, WIDTH);      \
+#define CASE(ROWS, WIDTH)                                                                   \
+  case ROWS * 8 + WIDTH:                                                                    \
+    if (WIDTH > RS_WIDTH(ROWS)) break;                                                      \
+    if (feed.lines > 0)                                                                     \
+      rs_value_tile(weights, row, d, lo, hi, out, padded, feed, 1, ROWS, WIDTH);            \
+    else                                                                                    \
+      rs_value_tile(weights, row, d, lo, hi, out, padded, feed, 0, ROWS, WIDTH);            \
     break;
 #define CASES(ROWS) CASE(ROWS, 1) CASE(ROWS, 2) CASE(ROWS, 3) CASE(ROWS, 4)
     switch (rows * 8 + width) { CASES(1) CASES(2) CASES(3) CASES(4) CASES(5) CASES(6) }
@@ -150,15 +157,29 @@ RS_INLINE void rs_weigh(float *scores, int lo, int hi, float *largest, float *su
   *sum = rs_lane0(rs_sum_all(total));
 }
 
+/* What results of earlier chunks and of the next one count for when they are merged. */
+typedef struct {
+  float largest[RS_LANES], own[RS_LANES], its[RS_LANES];
+} rs_factors;
+
+/* Those of the first n queries, at most RS_LANES. */
+RS_INLINE rs_factors rs_merge_factors(const float *largest, const float *part_largest, int n) {
+  rs_factors f;
+  rs_v before = rs_load_n(largest, n), its = rs_load_n(part_largest, n);
+  rs_v most = rs_max(before, its);
+  rs_store(f.largest, most);
+  rs_store(f.own, rs_power(rs_sub(before, most)));
+  rs_store(f.its, rs_power(rs_sub(its, most)));
+  return f;
+}
+
 /* A result of earlier chunks takes in that of the next one. */
-static void rs_merge(float *sums, float *largest, float *sum, const float *part,
-                     float part_largest, float part_sum, int64_t padded) {
-  float most = *largest > part_largest ? *largest : part_largest;
-  rs_v own = rs_power(rs_set1(*largest - most)), its = rs_power(rs_set1(part_largest - most));
-  *largest = most;
-  *sum = rs_lane0(rs_fma(rs_set1(*sum), own, rs_mul(rs_set1(part_sum), its)));
+RS_INLINE void rs_merge(float *sums, float *sum, const float *part, float part_sum, float own,
+                        float its, int64_t padded) {
+  rs_v a = rs_set1(own), b = rs_set1(its);
+  *sum = rs_lane0(rs_fma(rs_set1(*sum), a, rs_mul(rs_set1(part_sum), b)));
   for (int64_t d = 0; d < padded; d += RS_LANES)
-    rs_store(sums + d, rs_fma(rs_load(sums + d), own, rs_mul(rs_load(part + d), its)));
+    rs_store(sums + d, rs_fma(rs_load(sums + d), a, rs_mul(rs_load(part + d), b)));
 }
 
 /* 16 positions, whose rows are `stride` apart, to 16 lanes of the panel's first `size` rows. */

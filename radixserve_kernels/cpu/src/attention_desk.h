@@ -1,0 +1,153 @@
+/* What a thread works with in attention.c, and how it reads K and V: what is ahead is asked for while
+ * what is here is computed with.
+ */
+#ifndef RS_ATTENTION_DESK_H
+#define RS_ATTENTION_DESK_H
+
+#include "attention_tile.h"
+
+/* One call. Numbers of K and V are float, or half precision: 4 or 2 bytes. */
+typedef struct {
+  const rs_plan *plan;
+  const float *q;
+  int64_t q_token, q_head;
+  const char *pages;
+  int64_t bytes, group, size, padded;
+  float *out;
+  float factor, cap; /* scores are base 2: factor on q, and if cap is not 0, cap * tanh of it */
+  int64_t merge_step; /* (token, K/V head) pairs to a task of merging */
+} call;
+
+/* Positions [lo, hi) of a chunk of K and V under some heads, which are read together; hi = 0: none. */
+typedef struct {
+  int64_t slot, chunk, kv_head, heads;
+  int lo, hi;
+} stretch;
+
+/* A stretch's pages, as far as they are its heads', in the order in which they lie in memory. */
+typedef struct {
+  const char *at[2 * RS_CHUNK]; /* of K and V of each page, `bytes` from there on */
+  int64_t ranges, bytes;        /* of `at`, and of each */
+  int64_t range, byte;          /* what was taken to be fetched ends there */
+} fetch;
+
+/* What a thread works with: queries, the range [lo, hi) of a chunk that each sees, and results. */
+typedef struct {
+  const call *call;
+  const char *at[RS_CHUNK]; /* K of the positions [first, end) of the chunk and head that are read */
+  int first, end;
+  fetch ahead;    /* what is brought into the caches meanwhile */
+  int is_brought; /* what is here was ahead before */
+  const float *row[RS_CHUNK];
+  int lo[RS_MOST_QUERIES], hi[RS_MOST_QUERIES];
+  float largest[RS_MOST_QUERIES], sum[RS_MOST_QUERIES]; /* of all chunks so far */
+  float part_largest[RS_MOST_QUERIES], part_sum[RS_MOST_QUERIES];
+  float panel[RS_MOST_SIZE * RS_CHUNK], copies[RS_CHUNK * RS_MOST_SIZE];
+  float q[RS_MOST_QUERIES * RS_MOST_SIZE], sums[RS_MOST_QUERIES * RS_MOST_SIZE];
+  float weights[RS_MOST_QUERIES * RS_CHUNK], part[RS_MOST_ROWS * RS_MOST_SIZE];
+} desk;
+
+/* The page of a position of the row in `slot`, from a K/V head on. */
+static const char *page_of(const call *c, int64_t slot, int64_t position, int64_t kv_head) {
+  const rs_plan *plan = c->plan;
+  int64_t id = plan->page_table[slot * plan->table_stride + position / plan->page_size];
+  return c->pages + (id * 2 * plan->num_kv_heads + kv_head) * plan->page_size * c->size * c->bytes;
+}
+
+static void find_places(desk *k, stretch s, int64_t kv_head) {
+  const call *c = k->call;
+  const int64_t vector = c->size * c->bytes, page_size = c->plan->page_size;
+  k->first = s.lo, k->end = s.hi;
+  for (int j = s.lo; j < s.hi;) {
+    int64_t position = s.chunk * RS_CHUNK + j, offset = position % page_size;
+    const char *page = page_of(c, s.slot, position, kv_head);
+    for (; offset < page_size && j < s.hi; offset++) k->at[j++] = page + offset * vector;
+  }
+}
+
+/* From K to V, in bytes: the same position of the same page and head. */
+static int64_t to_value(const call *c) {
+  return c->plan->num_kv_heads * c->plan->page_size * c->size * c->bytes;
+}
+
+/* At most so many of the lines that are ahead, which are then taken to be fetched. */
+static rs_feed take(desk *k, int64_t lines) {
+  fetch *f = &k->ahead;
+  if (f->range == f->ranges) return (rs_feed){NULL, 0};
+  rs_feed feed = {f->at[f->range] + f->byte, (f->bytes - f->byte + RS_LINE - 1) / RS_LINE};
+  if (feed.lines > lines) feed.lines = lines;
+  f->byte += feed.lines * RS_LINE;
+  if (f->byte >= f->bytes) f->byte = 0, f->range++;
+  return feed;
+}
+
+/* From now on `next` is ahead. */
+static void advance(desk *k, stretch next) {
+  const call *c = k->call;
+  const int64_t page_size = c->plan->page_size;
+  fetch *f = &k->ahead;
+  k->is_brought = f->ranges != 0;
+  f->range = f->byte = f->ranges = 0;
+  f->bytes = next.heads * page_size * c->size * c->bytes;
+  if (next.heads == c->plan->num_kv_heads) f->bytes *= 2; /* K and V in one */
+  const int64_t before = next.chunk * RS_CHUNK, end = before + next.hi;
+  for (int64_t at = before + next.lo; at < end; at += page_size - at % page_size) {
+    const char *page = page_of(c, next.slot, at, next.kv_head);
+    f->at[f->ranges++] = page;
+    if (next.heads < c->plan->num_kv_heads) f->at[f->ranges++] = page + to_value(c);
+  }
+}
+
+/* row[j] = the numbers `beyond` the places of [lo, hi), as padded floats, all in k->copies. */
+static void copy_rows(desk *k, int64_t beyond, int lo, int hi) {
+  const call *c = k->call;
+  const int64_t whole = c->size / RS_LANES * RS_LANES, rest = c->size - whole;
+  for (int j = lo; j < hi; j++) {
+    const char *from = k->at[j] + beyond;
+    float *to = k->copies + j * c->padded;
+    k->row[j] = to;
+    if (c->bytes == 4) {
+      const float *numbers = (const float *)from;
+      for (int64_t d = 0; d < whole; d += RS_LANES) rs_store(to + d, rs_load(numbers + d));
+      if (rest) rs_store(to + whole, rs_load_n(numbers + whole, (int)rest));
+      continue;
+    }
+    const uint16_t *half = (const uint16_t *)from;
+    for (int64_t d = 0; d < whole; d += RS_LANES) rs_store(to + d, rs_load_f16(half + d));
+    if (rest) {
+      uint16_t last[RS_LANES] = {0};
+      memcpy(last, half + whole, (size_t)rest * sizeof *last);
+      rs_store(to + whole, rs_load_f16(last));
+    }
+  }
+}
+
+/* Brings K of a stretch under one head into the panel, and points to its V. Lanes of the panel beside
+ * its positions hold anything. */
+static void read_chunk(desk *k, stretch s, int64_t kv_head) {
+  const call *c = k->call;
+  find_places(k, s, kv_head);
+  const int64_t vector = c->size * c->bytes, beyond = to_value(c);
+  const int is_float = c->bytes == 4 && c->size == c->padded;
+  const int in_place = is_float && c->plan->page_size % RS_LANES == 0; /* 16 are in one page */
+  const int lo = k->first, hi = k->end;
+  const char **at = k->at;
+  if (!in_place) copy_rows(k, 0, lo, hi);
+  for (int part = 0; part < RS_CHUNK / RS_LANES; part++) {
+    const int first = part * RS_LANES, begin = first < lo ? lo : first;
+    const int end = first + RS_LANES < hi ? first + RS_LANES : hi;
+    if (begin >= end) continue;
+    const float *row = k->copies + first * c->padded;
+    if (in_place) row = (const float *)at[begin] - (begin - first) * c->size;
+    for (int j = begin; j < end && !k->is_brought; j++)
+      for (int64_t b = 0; b < vector; b += RS_LINE) RS_PREFETCH(at[j] + beyond + b);
+    rs_turn(row, c->padded, c->padded, k->panel + first, take(k, c->padded));
+  }
+  if (!is_float) {
+    copy_rows(k, beyond, lo, hi);
+    return;
+  }
+  for (int j = lo; j < hi; j++) k->row[j] = (const float *)(at[j] + beyond);
+}
+
+#endif
