@@ -5,8 +5,10 @@
 Ceilings come first: a large float32 matrix product by torch, and a large read. An operator's bound
 is the larger of its arithmetic at the one and its bytes at the other; its share is bound / time.
 Weights in blocks have to become numbers, whatever the rows: a fused addition each, which counts.
-Then whole steps: prefill of 2,048 tokens, decoding at 1,024; and decoding of B requests of 2,048
-tokens with 1,900 of them shared, against the same without sharing. Medians of interleaved rounds.
+Then whole steps: prefill of 2,048 tokens, decoding at 1,024; their bound is the sum of their
+operators', since each waits for the one before ("at once": as if all memory could be read during
+all arithmetic). And decoding of B requests of 2,048 tokens with 1,900 of them shared, against the
+same without sharing. Medians of interleaved rounds.
 """
 
 import argparse
@@ -163,14 +165,16 @@ class Model:
             2.0 * rows * length * spec.num_kv_heads * spec.head_dim * 4 * layers,
         )
 
-    def step(self, rows: int, new: int, length: int) -> tuple[float, float]:
-        """Operations and bytes of a whole step of such rows, of which one token each is sampled."""
+    def step(self, rows: int, new: int, length: int) -> list[tuple[float, float]]:
+        """Operations and bytes of each operator of a step of such rows; one token each is sampled.
+
+        Norms and rotation, which are small, are not among them.
+        """
         products = [getattr(layer, n).packed for layer in self.layers for n in PRODUCTS]
         head: Any = self.decoder.head.packed
         attention = self._attention(rows, new, length)
-        flops = sum(arithmetic(product, rows * new) for product in products)
-        flops += arithmetic(head, rows) + attention.flops
-        return flops, sum(p.nbytes for p in (*products, head)) + attention.read
+        each = [(arithmetic(product, rows * new), float(product.nbytes)) for product in products]
+        return [*each, (arithmetic(head, rows), head.nbytes), (attention.flops, attention.read)]
 
 
 def decode_step(llm: LLM, prompts: list[list[int]]) -> float:
@@ -204,10 +208,15 @@ def steps(llm: LLM, model: Model, top: Ceilings, args: argparse.Namespace) -> di
             prompts = [draw.choices(IDS, k=CONTEXT) for _ in range(rows)]
             llm.generate(prompts, GREEDY, 1)
             times.setdefault(f"decode {rows}", []).append(decode_step(llm, prompts))
-    bounds = {"prefill": top.bound(*model.step(1, PREFILL, PREFILL))}
-    bounds |= {f"decode {n}": top.bound(*model.step(n, 1, CONTEXT)) for n in (1, 4, 8)}
-    middle = {name: median(all_) for name, all_ in times.items()}
-    return {n: {"ms": 1e3 * took, "share": bounds[n] / took} for n, took in middle.items()}
+    parts = {"prefill": model.step(1, PREFILL, PREFILL)}
+    parts |= {f"decode {n}": model.step(n, 1, CONTEXT) for n in (1, 4, 8)}
+    found = {}
+    for name, all_ in times.items():
+        took = median(all_)
+        one_by_one = sum(top.bound(*part) for part in parts[name])
+        at_once = top.bound(*(sum(column) for column in zip(*parts[name], strict=True)))
+        found[name] = {"ms": 1e3 * took, "share": one_by_one / took, "at_once": at_once / took}
+    return found
 
 
 def sharing(llm: LLM, args: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -238,9 +247,10 @@ def table(result: dict[str, Any]) -> str:
     ceilings_ = f"{result['gflops']:.0f} GFLOP/s, {result['read_gbs']:.1f} GB/s"
     rows = [f"ceilings with {result['threads']} threads: {ceilings_}"]
     for part in ("operators", "steps"):
-        rows += ["", f"{part:28}{'ms':>10}{'share':>8}"]
+        rows += ["", f"{part:28}{'ms':>10}{'share':>8}{'at once' if part == 'steps' else '':>9}"]
         for name, told in result[part].items():
-            rows.append(f"{name:28}{told['ms']:10.3f}{told['share']:8.0%}")
+            other = f"{told['at_once']:9.0%}" if "at_once" in told else ""
+            rows.append(f"{name:28}{told['ms']:10.3f}{told['share']:8.0%}{other}")
     rows += ["", f"{'decoding B x 2,048':28}{'alone ms':>10}{'shared':>8}{'times':>8}"]
     for count, told in result["sharing"].items():
         rows.append(
