@@ -209,6 +209,12 @@ static stretch first_of(const call *c, int64_t unit) {
   return stretch_of_tile(c, plan->tiles[i], kv_head, seen / RS_CHUNK);
 }
 
+/* What this thread will read of its next task, if the threads take turns. */
+static stretch first_of_next(const call *c, int64_t task) {
+  int64_t next = task + rs_threads();
+  return next < c->plan->num_tasks ? first_of(c, c->plan->task_start[next]) : (stretch){0};
+}
+
 static void do_units(void *context, int64_t task) {
   const call *c = context;
   const rs_plan *plan = c->plan;
@@ -218,7 +224,7 @@ static void do_units(void *context, int64_t task) {
   k.ahead.ranges = 0;
   for (; unit < end; unit++) {
     int64_t kv_head, i = part_of_unit(plan, unit, &kv_head);
-    stretch after = unit + 1 < end ? first_of(c, unit + 1) : (stretch){0};
+    stretch after = unit + 1 < end ? first_of(c, unit + 1) : first_of_next(c, task);
     if (i < plan->num_tiles)
       do_tile(&k, plan->tiles[i], kv_head, after);
     else
