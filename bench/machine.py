@@ -7,7 +7,7 @@ Starts radixserve on the embedded model and measures, one after another:
     idle      CPU time of its processes while nothing is asked, in percent of a core
     decode    8 streams of 160 tokens: speed, the share of time in which a step is computed (what is
               missing is added by scheduler and sockets), and the time between a stream's tokens
-    arrivals  the same with a fresh prompt of 600 tokens every second: how smooth the streams stay
+    arrivals  the same with a fresh prompt of 128 tokens every second: how smooth the streams stay
     threads   how many threads compute where only one core is free: one pinned core, and where the
               system lets us make control groups a quota of one core
 
@@ -36,16 +36,20 @@ from bench.client import body_of, connect, first_model, send
 from bench.workloads import IDS
 
 STREAMS, TOKENS, PROMPT = 8, 160, 64
-ARRIVING, EVERY = 600, 1.0  # tokens of a prompt that arrives, seconds
+ARRIVING, EVERY = 128, 1.0  # tokens of a prompt that arrives, seconds
 IDLE_SECONDS = 10.0
 ADDRESS = re.compile(r"http://\S+")
 THREADS = re.compile(r"\((\d+) threads")
-GROUPS = {  # version 2 of control groups, version 1
-    Path("/sys/fs/cgroup/radixserve-bench"): {"cpu.max": "100000 100000"},
-    Path("/sys/fs/cgroup/cpu/radixserve-bench"): {
-        "cpu.cfs_period_us": "100000",
-        "cpu.cfs_quota_us": "100000",
-    },
+CGROUPS = Path("/sys/fs/cgroup")
+VERSIONS: dict[
+    int, tuple[str, str, dict[str, str]]
+] = {  # of control groups: the file that its root has, the group's place, its limits
+    2: ("cgroup.controllers", "radixserve-bench", {"cpu.max": "100000 100000"}),
+    1: (
+        "cpu/cpu.cfs_quota_us",
+        "cpu/radixserve-bench",
+        {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "100000"},
+    ),
 }
 TICKS = os.sysconf("SC_CLK_TCK")
 COMMAND = [sys.executable, "-m", "radixserve.launch", "--port", "0"]
@@ -107,8 +111,8 @@ class Watch:
         """Sum of the seconds of all steps, and their number."""
         await asyncio.sleep(1.5)  # the scheduler tells of itself once a second
         text = (await self._client.get("../metrics")).text
-        return _metric(text, "radixserve_step_seconds_total"), _metric(
-            text, "radixserve_steps_total"
+        return _metric(text, "radixserve_scheduler_step_seconds_total"), _metric(
+            text, "radixserve_scheduler_steps_total"
         )
 
     async def over(self, work: Any) -> tuple[Any, dict[str, Any]]:
@@ -200,21 +204,21 @@ def threads(before: Sequence[str]) -> int:
 
 def quota() -> int | str:
     """Threads in a control group of one core's time; a sentence where there can be none."""
-    reason = ""
-    for folder, limits in GROUPS.items():
-        try:
-            folder.mkdir(exist_ok=True)
-            for name, value in limits.items():
-                (folder / name).write_text(value)
-        except OSError as error:
-            reason = f"no control group of our own: {error.strerror}"
-            continue
-        try:
-            join = f'echo $$ > {folder}/cgroup.procs && exec "$@"'
-            return threads(["sh", "-c", join, "sh"])
-        finally:
-            folder.rmdir()
-    return reason
+    found = [version for version in VERSIONS.values() if (CGROUPS / version[0]).exists()]
+    if not found:
+        return "no control groups here"
+    _, place, limits = found[0]
+    folder = CGROUPS / place
+    try:
+        folder.mkdir(exist_ok=True)
+        for name, value in limits.items():
+            (folder / name).write_text(value)
+    except OSError as error:
+        return f"no control group of our own: {error.strerror}"
+    try:
+        return threads(["sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh"])
+    finally:
+        folder.rmdir()
 
 
 def table(result: dict[str, Any]) -> str:
