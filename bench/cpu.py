@@ -66,12 +66,15 @@ def seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def ceilings(rounds: int) -> Ceilings:
-    """The best of some rounds: what the machine can do at all."""
+def ceilings(rounds: int, threads: int) -> Ceilings:
+    """The best of some rounds: what the machine can do at all. torch's threads are as before then."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     n, big = 1024, torch.ones(1 << 27)  # 512 MiB, in no cache
     a, b, out = torch.randn(n, n), torch.randn(n, n), torch.empty(n, n)
     products = [seconds(lambda: torch.mm(a, b, out=out)) for _ in range(2 + 3 * rounds)]
     reads = [seconds(big.sum) for _ in range(1 + rounds)]
+    torch.set_num_threads(before)
     return Ceilings(2 * n**3 / min(products), big.nbytes / min(reads))
 
 
@@ -302,7 +305,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     with torch.inference_mode():
-        top = ceilings(args.rounds)
+        top = ceilings(args.rounds, args.threads)
         model = Model(llm)
         result: dict[str, Any] = {
             "gflops": top.flops / 1e9,
