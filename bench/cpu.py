@@ -67,7 +67,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def ceilings(rounds: int, threads: int) -> Ceilings:
-    """The best of some rounds: what the machine can do at all. torch's threads are as before then."""
+    """The best of some rounds: what the machine can do with so many of torch's threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     n, big = 1024, torch.ones(1 << 27)  # 512 MiB, in no cache
