@@ -105,12 +105,11 @@ class Decoder(nn.Module):
         spec = self.spec
         rotated_heads = spec.num_heads + spec.num_kv_heads
         turn = rotation(self.rotary, positions)
-        layers = self._with_next_norms()
         x = self._embedded(tokens)  # from here on added to in place
-        normed = self._normed(x, layers[0][0].attention_norm)
+        normed = self._normed(x, cast(Layer, self.layers[0]).attention_norm)
         if self._joined_layers is not None and (sight := getattr(attend, "sight", None)):
             return self._joined_layers(x, normed, turn, sight, wanted)
-        for i, (layer, next_norm) in enumerate(layers):
+        for i, (layer, next_norm) in enumerate(self._with_next_norms()):
             qkv = layer.qkv(normed).view(-1, rotated_heads + spec.num_kv_heads, spec.head_dim)
             qk = qkv[:, :rotated_heads]
             if layer.qk_norm is not None:

@@ -46,6 +46,20 @@ class Terminal:
                 self.shown += os.read(self._end, 4096).decode(errors="replace")
         raise AssertionError(f"{pattern!r} does not come; shown is {self.shown!r}")
 
+    def interrupt(self, pattern: str) -> None:
+        """Ctrl-C until `pattern` comes: one is lost that arrives while the line editor reads a key.
+
+        Python's readline module looks for signals only where it waits for the next one.
+        """
+        for _ in range(30):
+            self.type("\x03")
+            try:
+                self.wait_for(pattern, 1)
+            except AssertionError:
+                continue
+            return
+        raise AssertionError(f"{pattern!r} does not come; shown is {self.shown!r}")
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()

@@ -42,8 +42,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_came(fake: FakeServer, terminal: 
 def test_ctrl_c_drops_a_line_and_nothing_else(fake: FakeServer, terminal: Terminal) -> None:
     terminal.type("never sent")
     terminal.wait_for("never sent")  # the line editor is there
-    terminal.type("\x03")
-    terminal.wait_for("0> ")
+    terminal.interrupt("0> ")
     terminal.type("sent\n")
     terminal.wait_for("1> ")
     assert [body["messages"][-1]["content"] for body in fake.asked] == ["sent"]
