@@ -10,13 +10,10 @@ ALIGNMENT = 4  # numbers: kernels are compiled for addresses that are multiples 
 
 
 def upload(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
-    """`arrays` of any shape as int32 tensors on `device`, all copied.
+    """`arrays` of any shape as int32 tensors on `device`: views of one piece of memory.
 
-    On a GPU they are views of one piece of memory, each beginning at a multiple of 16 bytes, and the
-    copy is only enqueued, from pinned memory.
+    Each begins at a multiple of 16 bytes. On a GPU the copy is only enqueued, from pinned memory.
     """
-    if device.type == "cpu":
-        return {name: torch.from_numpy(array.astype(np.int32)) for name, array in arrays.items()}
     host = _packed(arrays, device)
     whole = host.to(device, non_blocking=True)
     return _views(whole, {name: array.shape for name, array in arrays.items()})
