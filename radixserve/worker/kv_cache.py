@@ -33,7 +33,7 @@ def _empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> to
     """An uninitialised tensor; on a CPU of the system's huge pages, where it has them.
 
     The 512 pages of 4 KiB in one of those are found by one look-up, and lie side by side in memory:
-    rows' scattered pages are read nearly twice as fast.
+    rows' scattered pages are read 1.2 to 1.4 times as fast.
     """
     if device.type != "cpu" or sys.platform != "linux" or not prod(shape):
         return torch.empty(shape, dtype=dtype, device=device)

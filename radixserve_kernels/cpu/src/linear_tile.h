@@ -36,7 +36,6 @@
 #define HEAD(kind) ((kind) == RS_Q4_1 ? 2 * RS_HALVES : RS_HALVES) /* bytes before the codes */
 #define WORD_BYTES(kind) (RS_WORD * RS_PANEL / ((kind) == RS_Q8_0 ? 1 : 2))
 #define AHEAD 1024 /* bytes of a panel */
-#define BLOCKS_AHEAD 2560 /* the same where there are blocks: they are read more slowly */
 
 /* What the weights of an output in a block have in common: weight = d * code + m. The product is
  * exact, so it is rounded once. A code of four bits is used where it lies in the word's half, as
@@ -47,8 +46,6 @@ typedef struct {
 
 RS_INLINE scales load_scales(const int kind, const uint8_t *block) {
   scales s;
-  RS_UNROLL for (int line = 0; line < (int)rs_panel_bytes(kind, RS_BLOCK); line += 64)
-    __builtin_prefetch(block + BLOCKS_AHEAD + line);
   s.d[0] = rs_load_f16((const uint16_t *)block);
   s.d[1] = rs_mul(s.d[0], rs_set1(0x1p-4f));
   s.d[2] = rs_mul(s.d[0], rs_set1(0x1p-8f));
