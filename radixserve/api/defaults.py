@@ -54,6 +54,10 @@ def _of_model(folder: Path) -> dict[str, object]:
         config = json.loads((folder / FILE).read_bytes())
     except FileNotFoundError:
         return {}
+    except ValueError as error:
+        raise ValueError(
+            f"{FILE} is not JSON ({error}); --sampling-defaults {OPENAI} does not read it"
+        ) from None
     if not isinstance(config, dict) or config.get("do_sample") is False:
         return {}
     names = SamplingDefaults.__struct_fields__

@@ -46,6 +46,13 @@ def test_a_setting_that_cannot_be_is_refused_with_a_sentence(tmp_path: Path, sai
         read_defaults(advising(tmp_path, top_p=3), "model")
 
 
+def test_a_file_that_is_no_json_is_told_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"generation_config\.json is not JSON"):
+        read_defaults(tmp_path, "model")
+    assert read_defaults(tmp_path, "openai") == SamplingDefaults()
+
+
 async def sampled(server: Server, route: str, **fields: Any) -> Sampling:
     async with server.client() as client:
         await answer(client, route, **fields)
