@@ -8,6 +8,7 @@
 #include "pool.h"
 
 #define INPUTS 800      /* of a part: panels of it as float32 are 50 KiB each, and a task's x 400 */
+#define X_FLOATS 6144   /* of few rows' part, so that it stays in the first cache */
 #define ROWS 128        /* of a task, at most */
 #define FEWER_ROWS 96   /* where that would be too few tasks for the threads */
 #define TASK_BYTES 65536 /* of weights, at most, where the rows are few */
@@ -60,14 +61,6 @@ static void finish(const struct linear *a, const float *sums, int64_t row, int64
   }
 }
 
-/* `rows` rows, from 1 to MOST_ROWS, times up to a group of panels that `weight` points to: those
- * beyond `panels` may be worked on too. */
-RS_INLINE void multiply(int64_t kind, const float *x, int64_t x_row, int64_t rows, int64_t panels,
-                        const uint8_t *const *weight, int64_t inputs, float *sums) {
-  for (int p = 0; p < panels; p += PANELS(kind, rows))
-    tiles[kind][rows](x, x_row, weight + p, inputs, sums + p * RS_PANEL, 0);
-}
-
 /* The panels of a group, from input k on; the last one again where there are fewer. */
 RS_INLINE void locate(const struct linear *a, int64_t panel, int64_t k, const uint8_t **weight) {
   int64_t bytes = rs_panel_bytes(a->kind, a->inputs), before = rs_panel_bytes(a->kind, k);
@@ -75,15 +68,37 @@ RS_INLINE void locate(const struct linear *a, int64_t panel, int64_t k, const ui
     weight[p] = a->weight + least(panel + p, a->panels - 1) * bytes + before;
 }
 
+/* Inputs of a part, of which there are as few and as equal ones as `most` allows. */
+RS_INLINE int64_t part_of(const struct linear *a, int64_t most) {
+  int64_t parts = (a->inputs + most - 1) / most;
+  return ((a->inputs + parts - 1) / parts + RS_BLOCK - 1) / RS_BLOCK * RS_BLOCK;
+}
+
+/* All rows, a tile of them, times some panels of a group. after: which this thread reads then. */
+static void multiply(const struct linear *a, int64_t panel, int64_t panels, int64_t after,
+                     float *sums) {
+  const int64_t step = PANELS(a->kind, a->rows), bytes = rs_panel_bytes(a->kind, a->inputs);
+  const int64_t part = part_of(a, X_FLOATS / a->rows);
+  const uint8_t *weight[GROUP];
+  for (int64_t k = 0; k < a->inputs; k += part) {
+    locate(a, panel, k, weight);
+    for (int64_t p = 0; p < panels; p += step) { /* those beyond `panels` may be worked on too */
+      int64_t next = p + step < panels ? step : after - panel - p;
+      tiles[a->kind][a->rows](a->x + k, a->x_row, weight + p, least(part, a->inputs - k),
+                              sums + p * RS_PANEL, k > 0, next * bytes);
+    }
+  }
+}
+
 static void few_rows(void *context, int64_t task) {
   const struct linear *a = context;
-  float sums[MOST_ROWS * GROUP * RS_PANEL];
+  float sums[FEW_ROWS * GROUP * RS_PANEL];
   int64_t panel = task * a->panels_a_task;
   int64_t end = least(panel + a->panels_a_task, a->panels);
+  int64_t next_task = (task + rs_threads()) * a->panels_a_task; /* if the threads take turns */
   for (; panel < end; panel += GROUP) {
-    const uint8_t *weight[GROUP];
-    locate(a, panel, 0, weight);
-    multiply(a->kind, a->x, a->x_row, a->rows, least(GROUP, end - panel), weight, a->inputs, sums);
+    int64_t next = panel + GROUP < end ? panel + GROUP : least(next_task, a->panels - 1);
+    multiply(a, panel, least(GROUP, end - panel), next, sums);
     finish(a, sums, 0, a->rows, panel, end);
   }
 }
@@ -120,8 +135,7 @@ static void many_rows(void *context, int64_t task) {
   int64_t row = task / groups * a->rows_a_task, rows = least(a->rows_a_task, a->rows - row);
   int64_t panel = task % groups * a->panels_a_task;
   int64_t tiles_of_rows = (rows + MOST_ROWS - 1) / MOST_ROWS;
-  int64_t parts = (a->inputs + INPUTS - 1) / INPUTS;
-  int64_t part = ((a->inputs + parts - 1) / parts + RS_BLOCK - 1) / RS_BLOCK * RS_BLOCK;
+  int64_t part = part_of(a, INPUTS);
   for (int64_t k = 0; k < a->inputs; k += part) {
     int64_t inputs = least(part, a->inputs - k);
     const uint8_t *weight[GROUP];
@@ -135,7 +149,7 @@ static void many_rows(void *context, int64_t task) {
       for (int64_t t = 0; t < tiles_of_rows; t++) { /* as equal as can be */
         int64_t first = rows * t / tiles_of_rows, next = rows * (t + 1) / tiles_of_rows;
         whole_tiles[next - first](a->x + (row + first) * a->x_row + k, a->x_row, weight + p, inputs,
-                                  sums + (first * GROUP + p) * RS_PANEL, k > 0);
+                                  sums + (first * GROUP + p) * RS_PANEL, k > 0, 0);
       }
     }
   }
@@ -164,7 +178,7 @@ void RS_NAME(linear)(const void *weight, int64_t kind, int64_t inputs, int64_t p
       .columns = columns, .panels_a_task = is_few ? 2 : GROUP,
       .rows_a_task = (rows + tasks_of_rows - 1) / tasks_of_rows,
   };
-  if (rows <= MOST_ROWS) {
+  if (rows <= (kind == RS_F32 ? MOST_ROWS : FEW_ROWS)) {
     a.panels_a_task = some_panels(kind, inputs, panels, rows);
     rs_parallel(few_rows, &a, (panels + a.panels_a_task - 1) / a.panels_a_task);
   } else {

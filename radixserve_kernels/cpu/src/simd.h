@@ -228,6 +228,15 @@ RS_INLINE rs_v rs_odd_twice(rs_v x) {
 
 RS_INLINE rs_v rs_zero(void) { return rs_set1(0.0f); }
 
+/* Lanes from `first` on, half of all, to their places at p. */
+RS_INLINE void rs_store_half(float *p, rs_v x, const int first) {
+#ifdef RS_BODY_AVX2
+  _mm256_storeu_ps(p + first, first ? x.b : x.a);
+#else
+  memcpy(p + first, (const float *)&x + first, RS_LANES / 2 * sizeof *p);
+#endif
+}
+
 RS_INLINE rs_v rs_load_bf16(const uint16_t *p) { return rs_as_float(rs_shl(rs_load_u16(p), 16)); }
 
 /* The lanes' sum, as a tree: halves, quarters, pairs. */
