@@ -64,14 +64,14 @@ static void weigh(desk *k, int n) {
   }
 }
 
-/* The weighted sums of queries i .. i + rows - 1 on the chunk that was read, into `part`; of one that
- * sees nothing of it, none. */
-static void mix(desk *k, int i, int rows) {
+/* The weighted sums of queries i .. i + rows - 1 on the chunk that was read, each to its place in
+ * `out`; of one that sees nothing of it, none. */
+static void mix(desk *k, int i, int rows, float *const *out) {
   const call *c = k->call;
   for (int m = 0, same; m < rows; m += same) {
     same = alike(k, i + m, i + rows);
     rs_values(k->weights + (i + m) * RS_CHUNK, k->row, k->lo[i + m], k->hi[i + m],
-              k->part + m * c->padded, c->padded,
+              out + m, c->padded,
               take(k, c->padded / RS_LANES / RS_WIDTH(same) * RS_CHUNK), same);
   }
 }
@@ -92,9 +92,12 @@ static stretch stretch_of_tile(const call *c, rs_tile tile, int64_t kv_head, int
   };
 }
 
-/* The partial results of queries i .. i + rows - 1 join those of the chunks before. */
-static void join(desk *k, int i, int rows, int *begun) {
+/* The weighted sums of queries i .. i + rows - 1 join those of the chunks before. */
+static void mix_and_join(desk *k, int i, int rows, int *begun) {
   const int64_t padded = k->call->padded;
+  float *out[RS_MOST_ROWS];
+  for (int m = 0; m < rows; m++) out[m] = k->part + m * padded;
+  mix(k, i, rows, out);
   rs_factors f = rs_merge_factors(k->largest + i, k->part_largest + i, rows);
   for (int m = 0; m < rows; m++) {
     if (k->lo[i + m] >= k->hi[i + m]) continue;
@@ -126,8 +129,7 @@ static void do_tile(desk *k, rs_tile tile, int64_t kv_head, stretch after) {
     for (int i = 0, rows; i < n; i += rows) {
       rows = together(i, n);
       if (are_blind(k, i, rows)) continue;
-      mix(k, i, rows);
-      join(k, i, rows, begun);
+      mix_and_join(k, i, rows, begun);
     }
   }
   for (int i = 0; i < n; i++)
@@ -151,6 +153,16 @@ static stretch stretch_of_item(const call *c, rs_item item, int64_t kv_head) {
   return s;
 }
 
+/* Where the partial result of a query of some members is kept; its statistics are kept here. */
+static float *keep(const desk *k, const rs_member *members, int64_t kv_head, int query) {
+  const call *c = k->call;
+  const int64_t heads = c->plan->num_heads, head = kv_head * c->group + query % c->group;
+  const int64_t part = members[query / c->group].part;
+  float *stats = c->plan->stats + part * 2 * heads;
+  stats[head] = k->part_largest[query], stats[heads + head] = k->part_sum[query];
+  return c->plan->parts + (part * heads + head) * c->padded;
+}
+
 /* Partial results of all members of an item on its chunk, which was read, for one head. */
 static void do_members(desk *k, rs_item item, int64_t kv_head) {
   const call *c = k->call;
@@ -166,16 +178,10 @@ static void do_members(desk *k, rs_item item, int64_t kv_head) {
     }
     weigh(k, n);
     for (int i = 0, rows; i < n; i += rows) {
+      float *out[RS_MOST_ROWS];
       rows = together(i, n);
-      mix(k, i, rows);
-      for (int m = 0; m < rows; m++) {
-        int64_t head = kv_head * c->group + (i + m) % c->group;
-        int64_t part = member[(i + m) / c->group].part * plan->num_heads + head;
-        plan->stats[2 * part] = k->part_largest[i + m];
-        plan->stats[2 * part + 1] = k->part_sum[i + m];
-        memcpy(plan->parts + part * c->padded, k->part + m * c->padded,
-               (size_t)c->padded * sizeof *k->part);
-      }
+      for (int m = 0; m < rows; m++) out[m] = keep(k, member, kv_head, i + m);
+      mix(k, i, rows, out);
     }
   }
 }
@@ -232,29 +238,41 @@ static void do_units(void *context, int64_t task) {
   }
 }
 
-static void merge_parts(const call *c, int64_t token, int64_t head) {
+/* The result of a token for n heads from `first` on, at most RS_LANES. */
+static void merge_parts(const call *c, int64_t token, int64_t first, int n) {
   const rs_plan *plan = c->plan;
-  int64_t at = plan->part_start[token] * plan->num_heads + head;
-  int64_t end = plan->part_start[token + 1] * plan->num_heads;
-  float sums[RS_MOST_SIZE], largest = plan->stats[2 * at], sum = plan->stats[2 * at + 1];
-  memcpy(sums, plan->parts + at * c->padded, (size_t)c->padded * sizeof *sums);
-  for (at += plan->num_heads; at < end; at += plan->num_heads) {
-    rs_factors f = rs_merge_factors(&largest, plan->stats + 2 * at, 1);
-    rs_merge(sums, &sum, plan->parts + at * c->padded, plan->stats[2 * at + 1], f.own[0], f.its[0],
-             c->padded);
-    largest = f.largest[0];
+  const int64_t heads = plan->num_heads, padded = c->padded;
+  const int64_t part = plan->part_start[token], end = plan->part_start[token + 1];
+  float sums[RS_LANES * RS_MOST_SIZE], sum[RS_LANES];
+  rs_factors f;
+  for (int64_t i = part; i < end; i++) {
+    const float *largest = plan->stats + i * 2 * heads + first, *weights = largest + heads;
+    const float *its = plan->parts + (i * heads + first) * padded;
+    if (i == part) {
+      memcpy(f.largest, largest, (size_t)n * sizeof *largest);
+      memcpy(sum, weights, (size_t)n * sizeof *sum);
+      memcpy(sums, its, (size_t)(n * padded) * sizeof *sums);
+      continue;
+    }
+    f = rs_merge_factors(f.largest, largest, n);
+    for (int h = 0; h < n; h++)
+      rs_merge(sums + h * padded, sum + h, its + h * padded, weights[h], f.own[h], f.its[h], padded);
   }
-  finish(c, token, head, sums, sum);
+  for (int h = 0; h < n; h++) finish(c, token, first + h, sums + h * padded, sum[h]);
+}
+
+static int64_t merges_of_token(const rs_plan *plan) {
+  return (plan->num_heads + RS_LANES - 1) / RS_LANES;
 }
 
 static void do_merges(void *context, int64_t task) {
   const call *c = context;
   const rs_plan *plan = c->plan;
-  int64_t end = (task + 1) * c->merge_step, all = plan->num_tokens * plan->num_kv_heads;
-  for (int64_t pair = task * c->merge_step; pair < end && pair < all; pair++) {
-    int64_t token = pair / plan->num_kv_heads, first = pair % plan->num_kv_heads * c->group;
+  const int64_t each = merges_of_token(plan), all = plan->num_tokens * each;
+  for (int64_t i = task * c->merge_step; i < (task + 1) * c->merge_step && i < all; i++) {
+    int64_t token = i / each, first = i % each * RS_LANES, left = plan->num_heads - first;
     if (plan->part_start[token] == plan->part_start[token + 1]) continue;
-    for (int64_t head = first; head < first + c->group; head++) merge_parts(c, token, head);
+    merge_parts(c, token, first, left < RS_LANES ? (int)left : RS_LANES);
   }
 }
 
@@ -272,8 +290,8 @@ void RS_NAME(attention)(const struct rs_plan *plan, const float *q, int64_t q_to
   c.cap = (float)(softcap * LOG2E);
   rs_parallel(do_units, &c, plan->num_tasks);
   if (plan->num_parts == 0) return;
-  int64_t pairs = plan->num_tokens * plan->num_kv_heads;
+  int64_t merges = plan->num_tokens * merges_of_token(plan);
   int64_t tasks = plan->num_parts < PARALLEL_PARTS ? 1 : 4 * rs_threads();
-  c.merge_step = (pairs + tasks - 1) / tasks;
-  rs_parallel(do_merges, &c, (pairs + c.merge_step - 1) / c.merge_step);
+  c.merge_step = (merges + tasks - 1) / tasks;
+  rs_parallel(do_merges, &c, (merges + c.merge_step - 1) / c.merge_step);
 }

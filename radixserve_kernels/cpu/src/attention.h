@@ -46,7 +46,7 @@ typedef struct rs_plan {
   rs_member *members;
   int32_t *task_start; /* [num_tasks + 1], in units: tiles x K/V heads, then items x groups of them */
   float *parts;        /* [num_parts, num_heads, RS_PADDED(head_size)] */
-  float *stats;        /* [num_parts, num_heads, 2]: the largest score, the sum of weights */
+  float *stats;        /* [num_parts, 2, num_heads]: the largest scores, the sums of weights */
 } rs_plan;
 
 /* The first position that a token at `position` sees. */

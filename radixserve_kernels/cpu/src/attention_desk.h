@@ -15,7 +15,7 @@ typedef struct {
   int64_t bytes, group, size, padded;
   float *out;
   float factor, cap; /* scores are base 2: factor on q, and if cap is not 0, cap * tanh of it */
-  int64_t merge_step; /* (token, K/V head) pairs to a task of merging */
+  int64_t merge_step; /* merges (of a token, for up to RS_LANES heads) to a task */
 } call;
 
 /* Positions [lo, hi) of a chunk of K and V under some heads, which are read together; hi = 0: none. */

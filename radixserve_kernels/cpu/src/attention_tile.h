@@ -85,9 +85,9 @@ RS_INLINE void rs_score_tile(const float *q, int64_t padded, const float *panel,
   }
 }
 
-/* out[m * padded + d] = sum of weights[m][j] * row[j][d] over j in [lo, hi), of `width` vectors. */
+/* out[m][d] = sum of weights[m][j] * row[j][d] over j in [lo, hi), of `width` vectors. */
 RS_INLINE void rs_value_tile(const float *weights, const float *const *row, int64_t d, int lo,
-                             int hi, float *out, int64_t padded, rs_feed feed, const int is_fed,
+                             int hi, float *const *out, rs_feed feed, const int is_fed,
                              const int rows, const int width) {
   rs_v sum[RS_MOST_ROWS][RS_VECTORS];
   RS_UNROLL for (int m = 0; m < rows; m++)
@@ -103,7 +103,7 @@ RS_INLINE void rs_value_tile(const float *weights, const float *const *row, int6
   }
   RS_UNROLL for (int m = 0; m < rows; m++)
     RS_UNROLL for (int v = 0; v < width; v++)
-      rs_store(out + m * padded + d + v * RS_LANES, sum[m][v]);
+      rs_store(out[m] + d + v * RS_LANES, sum[m][v]);
 }
 
 static void rs_scores(const float *q, int64_t padded, const float *panel, int64_t size,
@@ -119,8 +119,8 @@ static void rs_scores(const float *q, int64_t padded, const float *panel, int64_
 #undef CASE
 }
 
-static void rs_values(const float *weights, const float *const *row, int lo, int hi, float *out,
-                      int64_t padded, rs_feed feed, int rows) {
+static void rs_values(const float *weights, const float *const *row, int lo, int hi,
+                      float *const *out, int64_t padded, rs_feed feed, int rows) {
   for (int64_t d = 0, width; d < padded; d += width * RS_LANES) {
     width = (padded - d) / RS_LANES;
     if (width > RS_WIDTH(rows)) width = RS_WIDTH(rows);
@@ -128,9 +128,9 @@ static void rs_values(const float *weights, const float *const *row, int lo, int
   case ROWS * 8 + WIDTH:                                                                    \
     if (WIDTH > RS_WIDTH(ROWS)) break;                                                      \
     if (feed.lines > 0)                                                                     \
-      rs_value_tile(weights, row, d, lo, hi, out, padded, feed, 1, ROWS, WIDTH);            \
+      rs_value_tile(weights, row, d, lo, hi, out, feed, 1, ROWS, WIDTH);                    \
     else                                                                                    \
-      rs_value_tile(weights, row, d, lo, hi, out, padded, feed, 0, ROWS, WIDTH);            \
+      rs_value_tile(weights, row, d, lo, hi, out, feed, 0, ROWS, WIDTH);                    \
     break;
 #define CASES(ROWS) CASE(ROWS, 1) CASE(ROWS, 2) CASE(ROWS, 3) CASE(ROWS, 4)
     switch (rows * 8 + width) { CASES(1) CASES(2) CASES(3) CASES(4) CASES(5) CASES(6) }
