@@ -45,6 +45,29 @@ static int are_blind(const desk *k, int i, int rows) {
   return k->hi[i + rows - 1] == 0 || k->lo[i] == RS_CHUNK;
 }
 
+/* Scores of queries i .. i + rows - 1 on the chunk that was read. */
+static void score(desk *k, int i, int rows) {
+  const call *c = k->call;
+  const float *q = k->q + i * c->padded;
+  float *scores = k->weights + i * RS_CHUNK;
+  if (k->is_turned) {
+    rs_scores(q, c->padded, k->panel, c->size, scores,
+              take(k, RS_VECTORS / RS_WIDTH(rows) * c->size), rows);
+    return;
+  }
+  for (int first = 0; first < RS_CHUNK; first += RS_LANES) {
+    if (!has_some(k, first)) continue;
+    const float *row = rows_in_place(k, first);
+    rs_feed feed = take(k, c->size / 4 * RS_FEED_PER_QUAD);
+    ask_for_values(k, first);
+    switch (rows) {
+      case 1: rs_score_rows(q, c->padded, row, c->size, scores + first, feed, 1); break;
+      case 2: rs_score_rows(q, c->padded, row, c->size, scores + first, feed, 2); break;
+      default: rs_score_rows(q, c->padded, row, c->size, scores + first, feed, RS_FEW_ROWS);
+    }
+  }
+}
+
 /* Weights of n queries on the chunk that was read. All of them before any is used: the panel stays in
  * the first cache that long, and V after it; both do not fit. */
 static void weigh(desk *k, int n) {
@@ -53,8 +76,7 @@ static void weigh(desk *k, int n) {
     rows = together(i, n);
     if (are_blind(k, i, rows)) continue;
     float *weights = k->weights + i * RS_CHUNK;
-    rs_scores(k->q + i * c->padded, c->padded, k->panel, c->size, weights,
-              take(k, RS_VECTORS / RS_WIDTH(rows) * c->size), rows);
+    score(k, i, rows);
     if (c->cap != 0.0f)
       for (int j = 0; j < rows * RS_CHUNK; j += RS_LANES)
         rs_store(weights + j, rs_mul(rs_tanh_of_power(rs_load(weights + j)), rs_set1(c->cap)));
@@ -124,7 +146,7 @@ static void do_tile(desk *k, rs_tile tile, int64_t kv_head, stretch after) {
        chunk++) {
     advance(k, chunk < last ? stretch_of_tile(c, tile, kv_head, chunk + 1) : after);
     for (int64_t t = 0; t < tile.count; t++) see(k, tile.first + t, chunk, t * c->group);
-    read_chunk(k, stretch_of_tile(c, tile, kv_head, chunk), kv_head);
+    read_chunk(k, stretch_of_tile(c, tile, kv_head, chunk), kv_head, 1);
     weigh(k, n);
     for (int i = 0, rows; i < n; i += rows) {
       rows = together(i, n);
@@ -187,10 +209,12 @@ static void do_members(desk *k, rs_item item, int64_t kv_head) {
 }
 
 static void do_item(desk *k, rs_item item, int64_t kv_head, stretch after) {
-  stretch s = stretch_of_item(k->call, item, kv_head);
+  const call *c = k->call;
+  const int is_turned = item.count * c->group > RS_FEW_ROWS || !is_in_place(c);
+  stretch s = stretch_of_item(c, item, kv_head);
   advance(k, after);
   for (int64_t head = kv_head; head < kv_head + s.heads; head++) {
-    read_chunk(k, s, head);
+    read_chunk(k, s, head, is_turned);
     do_members(k, item, head);
   }
 }

@@ -35,7 +35,7 @@ typedef struct {
 typedef struct {
   const call *call;
   const char *at[RS_CHUNK]; /* K of the positions [first, end) of the chunk and head that are read */
-  int first, end;
+  int first, end, is_turned; /* is_turned: K is in the panel */
   fetch ahead;    /* what is brought into the caches meanwhile */
   int is_brought; /* what is here was ahead before */
   const float *row[RS_CHUNK];
@@ -122,32 +122,49 @@ static void copy_rows(desk *k, int64_t beyond, int lo, int hi) {
   }
 }
 
-/* Brings K of a stretch under one head into the panel, and points to its V. Lanes of the panel beside
- * its positions hold anything. */
-static void read_chunk(desk *k, stretch s, int64_t kv_head) {
+/* Whether K can be used where it lies, 16 positions of a page at a time. */
+static int is_in_place(const call *c) {
+  return c->bytes == 4 && c->size == c->padded && c->plan->page_size % RS_LANES == 0;
+}
+
+/* Of the 16 positions from `first` on, K of the first one, where all of them or some are in place. */
+static const float *rows_in_place(const desk *k, int first) {
+  const int begin = first < k->first ? k->first : first;
+  return (const float *)k->at[begin] - (begin - first) * k->call->size;
+}
+
+static int has_some(const desk *k, int first) {
+  return first < k->end && first + RS_LANES > k->first;
+}
+
+/* V of 16 positions from `first` on is asked for, if it was not before. */
+static void ask_for_values(const desk *k, int first) {
+  const call *c = k->call;
+  const int begin = first < k->first ? k->first : first;
+  const int end = first + RS_LANES < k->end ? first + RS_LANES : k->end;
+  const int64_t vector = c->size * c->bytes;
+  for (int j = begin; j < end && !k->is_brought; j++)
+    for (int64_t b = 0; b < vector; b += RS_LINE) RS_PREFETCH(k->at[j] + to_value(c) + b);
+}
+
+/* Finds K of a stretch under one head, and if it is to be turned brings it into the panel, and points
+ * to its V. Lanes of the panel beside its positions hold anything. */
+static void read_chunk(desk *k, stretch s, int64_t kv_head, int is_turned) {
   const call *c = k->call;
   find_places(k, s, kv_head);
-  const int64_t vector = c->size * c->bytes, beyond = to_value(c);
-  const int is_float = c->bytes == 4 && c->size == c->padded;
-  const int in_place = is_float && c->plan->page_size % RS_LANES == 0; /* 16 are in one page */
-  const int lo = k->first, hi = k->end;
-  const char **at = k->at;
-  if (!in_place) copy_rows(k, 0, lo, hi);
-  for (int part = 0; part < RS_CHUNK / RS_LANES; part++) {
-    const int first = part * RS_LANES, begin = first < lo ? lo : first;
-    const int end = first + RS_LANES < hi ? first + RS_LANES : hi;
-    if (begin >= end) continue;
-    const float *row = k->copies + first * c->padded;
-    if (in_place) row = (const float *)at[begin] - (begin - first) * c->size;
-    for (int j = begin; j < end && !k->is_brought; j++)
-      for (int64_t b = 0; b < vector; b += RS_LINE) RS_PREFETCH(at[j] + beyond + b);
+  k->is_turned = is_turned;
+  if (!is_in_place(c)) copy_rows(k, 0, k->first, k->end);
+  for (int first = 0; first < RS_CHUNK && is_turned; first += RS_LANES) {
+    if (!has_some(k, first)) continue;
+    const float *row = is_in_place(c) ? rows_in_place(k, first) : k->copies + first * c->padded;
+    ask_for_values(k, first);
     rs_turn(row, c->padded, c->padded, k->panel + first, take(k, c->padded));
   }
-  if (!is_float) {
-    copy_rows(k, beyond, lo, hi);
+  if (c->bytes != 4 || c->size != c->padded) {
+    copy_rows(k, to_value(c), k->first, k->end);
     return;
   }
-  for (int j = lo; j < hi; j++) k->row[j] = (const float *)(at[j] + beyond);
+  for (int j = k->first; j < k->end; j++) k->row[j] = (const float *)(k->at[j] + to_value(c));
 }
 
 #endif

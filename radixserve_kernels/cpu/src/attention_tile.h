@@ -13,6 +13,7 @@
 #include <math.h>
 
 #define RS_MOST_ROWS 6 /* queries in registers */
+#define RS_FEW_ROWS 3  /* that use K once and as it is turned, not from a panel */
 #define RS_VECTORS (RS_CHUNK / RS_LANES)
 
 /* Vectors in registers for so many queries, of 16 lanes each: 32 registers, or half as wide 16. */
@@ -83,6 +84,31 @@ RS_INLINE void rs_score_tile(const float *q, int64_t padded, const float *panel,
       RS_UNROLL for (int v = 0; v < width; v++)
         rs_store(scores + m * RS_CHUNK + (v0 + v) * RS_LANES, sum[m][v]);
   }
+}
+
+/* 16 positions, whose rows are `stride` apart: the numbers d .. d + 3 of all of them. */
+RS_INLINE void rs_turn_quad(const float *row, int64_t stride, rs_v x[4]) {
+  RS_UNROLL for (int i = 0; i < 4; i++) x[i] = rs_load_quads(row + i * stride, 4 * stride);
+  rs_transpose_quads(x);
+}
+
+#define RS_FEED_PER_QUAD 6 /* lines: with those of rs_values a chunk's K and V under a head */
+
+/* Scores of `rows` queries, few, with 16 positions; size is a multiple of 4. */
+RS_INLINE void rs_score_rows(const float *q, int64_t padded, const float *row, int64_t size,
+                             float *scores, rs_feed feed, const int rows) {
+  rs_v sum[RS_FEW_ROWS];
+  RS_UNROLL for (int m = 0; m < rows; m++) sum[m] = rs_zero();
+  for (int64_t d = 0; d < size; d += 4, q += 4) {
+    rs_v key[4];
+    RS_UNROLL for (int i = 0; i < RS_FEED_PER_QUAD; i++)
+      rs_fetch(feed, d / 4 * RS_FEED_PER_QUAD + i);
+    rs_turn_quad(row + d, size, key);
+    RS_UNROLL for (int i = 0; i < 4; i++)
+      RS_UNROLL for (int m = 0; m < rows; m++)
+        sum[m] = rs_fma(rs_set1(q[m * padded + i]), key[i], sum[m]);
+  }
+  RS_UNROLL for (int m = 0; m < rows; m++) rs_store(scores + m * RS_CHUNK, sum[m]);
 }
 
 /* out[m][d] = sum of weights[m][j] * row[j][d] over j in [lo, hi), of `width` vectors. */
@@ -187,8 +213,7 @@ RS_INLINE void rs_turn(const float *row, int64_t stride, int64_t size, float *pa
   for (int64_t d = 0; d < size; d += 4, row += 4) {
     rs_v x[4];
     RS_UNROLL for (int i = 0; i < 4; i++) rs_fetch(feed, d + i);
-    RS_UNROLL for (int i = 0; i < 4; i++) x[i] = rs_load_quads(row + i * stride, 4 * stride);
-    rs_transpose_quads(x);
+    rs_turn_quad(row, stride, x);
     RS_UNROLL for (int i = 0; i < 4; i++) rs_store(panel + (d + i) * RS_CHUNK, x[i]);
   }
 }
