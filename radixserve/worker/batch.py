@@ -62,13 +62,16 @@ def gather_rows(rows: Sequence[Row], slots: Slots, *, page_size: int) -> HostBat
     new = np.array([len(piece) for piece in pieces])
     start = np.array([row.start for row in rows])
     row_slot = np.array([row.slot for row in rows])
-    row_start = np.concatenate(([0], np.cumsum(new)))
     kv_len = start + new
     _check_pages(rows, slots, -(-kv_len // page_size))
 
-    row_of = np.repeat(np.arange(len(rows)), new)
-    token_slot = row_slot[row_of]
-    positions = np.arange(row_start[-1]) - (row_start[:-1] - start)[row_of]
+    if (new == 1).all():  # as when all rows decode
+        row_start, token_slot, positions = np.arange(len(rows) + 1), row_slot, start
+    else:
+        row_start = np.concatenate(([0], np.cumsum(new)))
+        row_of = np.repeat(np.arange(len(rows)), new)
+        token_slot = row_slot[row_of]
+        positions = np.arange(row_start[-1]) - (row_start[:-1] - start)[row_of]
     page, offset = np.divmod(positions, page_size)
     return HostBatch(
         tokens=np.concatenate(pieces),
@@ -101,7 +104,11 @@ def bring(host: HostBatch, last_tokens: torch.Tensor, page_table: torch.Tensor) 
 
     `last_tokens` [max_slots] int32: what each slot sampled last, and what an empty row computes.
     """
-    tensors = upload({name: getattr(host, name) for name in INPUTS}, last_tokens.device)
+    arrays = {name: getattr(host, name) for name in INPUTS}
+    if last_tokens.device.type == "cpu":  # where they need not be packed for one copy
+        tensors = {name: torch.from_numpy(a.astype(np.int32)) for name, a in arrays.items()}
+    else:
+        tensors = upload(arrays, last_tokens.device)
     tensors["tokens"] = with_last(tensors, last_tokens)
     return Batch(**tensors, page_table=page_table)
 

@@ -22,6 +22,13 @@ MOST_SIZE = 256
 SPLIT_QUERIES = 32  # rows with at most as many queries a K/V head share chunks, or are split
 LEAST_TILE = 8  # new tokens of a longer row that are computed together, if threads are many
 KV_DTYPES = (torch.float32, torch.float16)
+WRONG = (  # with a step, by the number that src/attention_plan.c gives it
+    "",
+    "row_start must rise from 0, by at most kv_len in a row",
+    "row_slot must name rows of the page table",
+    "a row has no room in the page table for its tokens",
+    "a row needs a page that is none of those there are",
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,8 @@ class _Step(ctypes.Structure):
     _fields_ = [
         ("num_rows", c_int64),
         *((name, c_void_p) for name in ("slot", "start", "kv_len")),
-        *((name, c_int64) for name in ("num_pages", "split_tokens", "least_tile", "most_tile")),
+        *((name, c_int64) for name in ("num_slots", "slot_tokens", "num_pages")),
+        *((name, c_int64) for name in ("split_tokens", "least_tile", "most_tile")),
     ]
 
 
@@ -125,7 +133,7 @@ class AttentionPlan:
             np.ascontiguousarray(a, dtype=np.int64) for a in (row_slot, row_start, kv_len)
         )
         self._table = page_table  # kept alive, as what follows
-        _check_rows(*self._rows, page_table, shape, window)
+        _check_rows(*self._rows, page_table, window)
         self.num_tokens = int(self._rows[1][-1])
         self.q_shape = (self.num_tokens, shape.num_heads, shape.head_size)
         self._native = _Plan(
@@ -147,7 +155,7 @@ class AttentionPlan:
 
     def _make(self) -> None:
         slot, start, kv_len = self._rows
-        shape = self.shape
+        shape, table = self.shape, self._table
         group = shape.num_heads // shape.num_kv_heads
         most_tile = MOST_QUERIES // group
         step = _Step(
@@ -155,27 +163,25 @@ class AttentionPlan:
             slot=slot.ctypes.data,
             start=start.ctypes.data,
             kv_len=kv_len.ctypes.data,
+            num_slots=len(table),
+            slot_tokens=table.shape[1] * shape.page_size,
             num_pages=shape.num_pages,
             split_tokens=max(SPLIT_QUERIES // group, 1),
             least_tile=min(LEAST_TILE, most_tile),
             most_tile=most_tile,
         )
-        new = np.diff(start)
-        split = new <= step.split_tokens
-        chunks = -(-kv_len // CHUNK) * split
-        bounds = np.array(
-            [(-(-new // step.least_tile))[~split].sum(), chunks.sum(), chunks @ new], np.int64
-        )
-        tiles, items, members = bounds.tolist()
+        bounds = (c_int64 * 3)()
+        _raise_if(kernels().rs_bound_plan(byref(step), bounds))
+        tiles, items, members = bounds
         entries = 1 << (2 * items).bit_length()
         units = (tiles + items) * shape.num_kv_heads
         size = 4 * tiles + 5 * items + 2 * members + entries + 2 * self.num_tokens + units + 2
         self._memory = np.empty(size, np.int32)
-        if kernels().rs_make_plan(
-            byref(self._native), byref(step), self._memory.ctypes.data, bounds.ctypes.data,
-            entries - 1,
-        ):  # fmt: skip
-            raise ValueError(f"a row needs a page that is none of {shape.num_pages}")
+        _raise_if(
+            kernels().rs_make_plan(
+                byref(self._native), byref(step), self._memory.ctypes.data, bounds, entries - 1
+            )
+        )
 
     @property
     def num_tiles(self) -> int:
@@ -224,12 +230,7 @@ def paged_attention(
 
 
 def _check_rows(
-    slot: np.ndarray,
-    start: np.ndarray,
-    kv_len: np.ndarray,
-    table: np.ndarray,
-    shape: Shape,
-    window: int,
+    slot: np.ndarray, start: np.ndarray, kv_len: np.ndarray, table: np.ndarray, window: int
 ) -> None:
     if slot.ndim != 1 or kv_len.shape != slot.shape or start.shape != (len(slot) + 1,):
         raise ValueError(
@@ -238,15 +239,13 @@ def _check_rows(
         )
     if table.ndim != 2 or table.dtype != np.int32 or table.strides[1] != table.itemsize:
         raise ValueError("page_table must be [slots, pages] int32 with contiguous rows")
-    new = np.diff(start)
-    if start[0] != 0 or (new < 0).any() or (new > kv_len).any():
-        raise ValueError("row_start must rise from 0, by at most kv_len in a row")
-    if len(slot) and (slot.min() < 0 or slot.max() >= len(table)):
-        raise ValueError(f"row_slot must name rows of a page table of {len(table)}")
-    if len(slot) and kv_len.max() > table.shape[1] * shape.page_size:
-        raise ValueError(f"a row of {kv_len.max()} tokens has no room in the page table")
     if window < 0:
         raise ValueError(f"window must be at least 0, is {window}")
+
+
+def _raise_if(wrong: int) -> None:
+    if wrong:
+        raise ValueError(WRONG[wrong])
 
 
 def _check(

@@ -61,6 +61,7 @@ class _Sight(ctypes.Structure):
     ]
 
 
+WRONG = ("", "a slot lies beyond the pages", "a wanted token is none of the step's")
 SIZES = ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_size", "page_size")
 SCRATCH = ("qkv", "qk", "mixed", "inner", "y")
 
@@ -68,7 +69,7 @@ SCRATCH = ("qkv", "qk", "mixed", "inner", "y")
 class _Pass(ctypes.Structure):
     _fields_ = [
         *((name, c_int64) for name in SIZES),
-        *((name, c_int64) for name in ("tokens", "num_wanted", "is_half", "is_wide")),
+        *((name, c_int64) for name in ("tokens", "num_wanted", "num_places", "is_half", "is_wide")),
         *((name, c_void_p) for name in ("layers", "sights", "turn", "slots", "wanted")),
         *((name, c_void_p) for name in ("x", "normed", *SCRATCH)),
         *((name, c_void_p) for name in ("last_x", "last_mixed", "out")),
@@ -105,6 +106,9 @@ class Layers:
             self._hidden,
         )  # of SCRATCH
         self._scratch = torch.empty(0)
+        self._pages: Sequence[torch.Tensor] = ()  # for which the sights were made
+        self._options: Sequence[Options] = ()
+        self._sights = (_Sight * 0)()
 
     def __call__(
         self,
@@ -123,34 +127,47 @@ class Layers:
         that are not in the step.
         """
         wanted = wanted.to(torch.int64)
-        self._check(x, normed, turn, sight, wanted)
+        self._see(sight)
+        self._check(x, normed, turn, sight)
         tokens, count = len(x), len(wanted)
         out = torch.empty(count, self._hidden)
         last_x, last_mixed = torch.empty_like(out), torch.empty(count, self._widths[2])
         if tokens == 0:
             return out
-        sights = (_Sight * len(self._weights))(
-            *(
-                _Sight(plan.address, pages.data_ptr(), options.scale, options.softcap)
-                for plan, pages, options in zip(
-                    sight.plans, sight.pages, sight.options, strict=True
-                )
-            )
-        )
         pages, slots = sight.pages[0], sight.slots
-        kernels().rs_layers(
+        page_size = pages.shape[3]
+        wrong = kernels().rs_layers(
             byref(
                 _Pass(
-                    len(self._weights), self._hidden, *self._heads, pages.shape[3],
-                    tokens, count, pages.dtype is torch.float16, slots.dtype is torch.int64,
-                    ctypes.addressof(self._layers), ctypes.addressof(sights),
+                    len(self._weights), self._hidden, *self._heads, page_size,
+                    tokens, count, len(pages) * page_size,
+                    pages.dtype is torch.float16, slots.dtype is torch.int64,
+                    ctypes.addressof(self._layers), ctypes.addressof(self._sights),
                     turn.data_ptr(), slots.data_ptr(), wanted.data_ptr(),
                     x.data_ptr(), normed.data_ptr(), *self._room(max(tokens, count)),
                     last_x.data_ptr(), last_mixed.data_ptr(), out.data_ptr(), self._eps,
                 )
             )
         )  # fmt: skip
+        if wrong:
+            raise IndexError(WRONG[wrong])
         return out
+
+    def _see(self, sight: Sight) -> None:
+        """Tell C what the layers read. Their pages and options are the same in every step."""
+        if sight.pages is not self._pages or sight.options is not self._options:
+            shapes = {(pages.shape, pages.dtype) for pages in sight.pages}
+            if len(shapes) != 1 or len(sight.pages) != len(self._weights):
+                raise ValueError(f"there must be pages of one kind for {len(self._weights)} layers")
+            self._sights = (_Sight * len(self._weights))(
+                *(
+                    _Sight(None, pages.data_ptr(), options.scale, options.softcap)
+                    for pages, options in zip(sight.pages, sight.options, strict=True)
+                )
+            )
+            self._pages, self._options = sight.pages, sight.options
+        for seen, plan in zip(self._sights, sight.plans, strict=True):
+            seen.plan = plan.address
 
     def _room(self, rows: int) -> list[int]:
         """Addresses of scratch for so many rows."""
@@ -168,7 +185,6 @@ class Layers:
         normed: torch.Tensor,
         turn: torch.Tensor,
         sight: Sight,
-        wanted: torch.Tensor,
     ) -> None:
         tokens, size = len(x), self._heads[2]
         for rows in (x, normed):
@@ -182,13 +198,9 @@ class Layers:
             raise ValueError("turn and slots must be contiguous")
         if sight.slots.shape != (tokens,) or sight.slots.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"slots must be {tokens} of int32 or int64")
-        for plan, pages in zip(sight.plans, sight.pages, strict=True):
-            if plan.num_tokens != tokens or pages.shape != plan.shape.pages:
+        for plan in set(sight.plans):
+            if plan.num_tokens != tokens or plan.shape.pages != sight.pages[0].shape:
                 raise ValueError("a plan is for other tokens or pages")
-        if tokens and int(sight.slots.max()) >= len(sight.pages[0]) * sight.pages[0].shape[3]:
-            raise IndexError("a slot lies beyond the pages")
-        if len(wanted) and not 0 <= int(wanted.min()) <= int(wanted.max()) < tokens:
-            raise IndexError(f"wanted tokens must be among {tokens}")
 
 
 def _product(packed: PackedLinear) -> _Product:

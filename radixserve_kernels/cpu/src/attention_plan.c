@@ -13,12 +13,12 @@
 #define ITEM_BYTES (128 << 10) /* of K and V in a unit at most: it and the next one's are in a cache */
 #define LEAST_TASK 64 /* some microseconds: less is not worth waking a thread for */
 
-#define FITS 0
-#define BAD_PAGE 1
+enum { FITS, BAD_START, BAD_SLOT, NO_ROOM, BAD_PAGE }; /* as in attention.py */
 
 typedef struct {
   int64_t num_rows;
   const int64_t *slot, *start, *kv_len; /* [rows], [rows + 1], [rows] */
+  int64_t num_slots, slot_tokens; /* rows of the page table, and what one has room for */
   int64_t num_pages;
   int64_t split_tokens; /* rows of more new tokens become tiles */
   int64_t least_tile, most_tile; /* tokens */
@@ -221,10 +221,29 @@ static void cut(rs_plan *plan) {
   }
 }
 
+/* Whether the rows fit, and how many tiles, items and members there are at most. */
+EXPORT int rs_bound_plan(const rs_step *step, int64_t *bounds) {
+  bounds[0] = bounds[1] = bounds[2] = 0;
+  if (step->start[0] != 0) return BAD_START;
+  for (int64_t r = 0; r < step->num_rows; r++) {
+    int64_t new = step->start[r + 1] - step->start[r], kv_len = step->kv_len[r];
+    if (new < 0 || new > kv_len) return BAD_START;
+    if (step->slot[r] < 0 || step->slot[r] >= step->num_slots) return BAD_SLOT;
+    if (kv_len > step->slot_tokens) return NO_ROOM;
+    if (new > step->split_tokens) {
+      bounds[0] += (new + step->least_tile - 1) / step->least_tile;
+      continue;
+    }
+    int64_t chunks = (kv_len + RS_CHUNK - 1) / RS_CHUNK;
+    bounds[1] += chunks, bounds[2] += chunks * new;
+  }
+  return FITS;
+}
+
 /* Fills a plan whose shape and page table are set. `memory` has room for the tiles, items and
  * members that there are at most, bounds [3]; for an integer a (row, chunk): bounds[1] of them;
  * for a table of mask + 1, a power of two above that; and 2 a token and 1 a unit, and 2 more.
- * Returns 0, or 1 where a page that has to be read is none of num_pages. */
+ * Returns FITS, or BAD_PAGE where a page that has to be read is none of num_pages. */
 EXPORT int rs_make_plan(rs_plan *plan, const rs_step *step, int32_t *memory, const int64_t *bounds,
                         int64_t mask) {
   int32_t *row_item = memory, *table = row_item + bounds[1], *next = table + mask + 1;

@@ -30,7 +30,7 @@ struct rs_sight { /* what a layer's attention reads */
 
 struct rs_pass {
   int64_t num_layers, hidden, num_heads, num_kv_heads, head_size, page_size;
-  int64_t tokens, num_wanted, is_half, is_wide;
+  int64_t tokens, num_wanted, num_places, is_half, is_wide; /* places: of tokens in the pages */
   const struct rs_layer *layers;
   const struct rs_sight *sights;
   const float *turn;     /* [tokens, head_size / 2] pairs, or NULL */
@@ -71,7 +71,21 @@ static void gather(const float *rows, const int64_t *wanted, int64_t count, int6
     memcpy(out + i * size, rows + wanted[i] * size, (size_t)size * sizeof *out);
 }
 
-EXPORT void rs_layers(const struct rs_pass *a) {
+enum { FITS, BAD_SLOT, BAD_WANTED }; /* as in layers.py */
+
+static int check(const struct rs_pass *a) {
+  for (int64_t t = 0; t < a->tokens; t++)
+    if ((a->is_wide ? ((const int64_t *)a->slots)[t] : ((const int32_t *)a->slots)[t]) >=
+        a->num_places)
+      return BAD_SLOT;
+  for (int64_t i = 0; i < a->num_wanted; i++)
+    if (a->wanted[i] < 0 || a->wanted[i] >= a->tokens) return BAD_WANTED;
+  return FITS;
+}
+
+EXPORT int rs_layers(const struct rs_pass *a) {
+  int wrong = check(a);
+  if (wrong) return wrong;
   int64_t rows = a->tokens;
   float *x = a->x, *mixed = a->mixed, *normed = a->normed;
   for (int64_t i = 0; i < a->num_layers; i++) {
@@ -79,7 +93,7 @@ EXPORT void rs_layers(const struct rs_pass *a) {
     attend(a, layer, a->sights + i);
     if (i == a->num_layers - 1) { /* from here on a token's result serves nobody else */
       rows = a->num_wanted;
-      if (!rows) return;
+      if (!rows) break;
       gather(x, a->wanted, rows, a->hidden, a->last_x);
       gather(mixed, a->wanted, rows, layer->output.inputs, a->last_mixed);
       x = a->last_x, mixed = a->last_mixed, normed = a->out;
@@ -90,4 +104,5 @@ EXPORT void rs_layers(const struct rs_pass *a) {
     multiply(&layer->down, a->inner, rows, a->y);
     rs_rms_norm(a->y, a->hidden, 0, layer->next_norm, x, normed, rows, 1, a->hidden, a->eps);
   }
+  return FITS;
 }
