@@ -8,10 +8,13 @@ all processes that serve the model share its pages. Called by `load`, for operat
 import hashlib
 import json
 import logging
+import mmap
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -25,6 +28,7 @@ log = logging.getLogger("radixserve.worker")
 
 LEAST_BYTES = 32 << 20  # of packed weights: fewer are packed in no time
 ALIGNMENT = 64  # of the tensors' memory, as the kernels like it
+HUGE_PAGE = 2 << 20
 FORMS, PAD = "forms", "pad"  # in the file's metadata
 PLAIN = "plain"
 
@@ -54,6 +58,7 @@ class PackedFile:
         if not self.path.exists():
             return False
         try:
+            _bring(self.path)
             with safe_open(self.path, framework="pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 forms = json.loads((file.metadata() or {})[FORMS])
@@ -94,12 +99,35 @@ class PackedFile:
             save_file(tensors, unfinished, {FORMS: forms, PAD: ""})
             if pad := -_data_start(unfinished) % ALIGNMENT:
                 save_file(tensors, unfinished, {FORMS: forms, PAD: " " * pad})
+            _settle(unfinished)
             unfinished.replace(self.path)
         finally:
             unfinished.unlink(missing_ok=True)
         for old in self._folder.glob(f"{self._own}-*"):
             if old != self.path:
                 old.unlink(missing_ok=True)
+
+
+def _bring(path: Path) -> None:
+    """Read a file into memory in huge pages, where the system has them for files.
+
+    Whoever maps it then gets those pages. A step reads all weights, and finds them sooner.
+    """
+    if sys.platform != "linux":
+        return
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        with suppress(OSError):  # a system without them
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        for at in range(0, len(mapped), HUGE_PAGE):
+            mapped[at]
+
+
+def _settle(path: Path) -> None:
+    """Write a file to its disk and let go of what memory has of it, for `_bring` to read."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        if sys.platform == "linux":
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _data_start(path: Path) -> int:
