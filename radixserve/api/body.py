@@ -161,7 +161,7 @@ class BodyParser:
             raise ApiError(400, f"the body is not valid JSON: {error}") from error
         except RecursionError as error:
             raise ApiError(400, "the body is nested too deep") from error
-        unknown = fields.keys() - {field.encode_name for field in msgspec.structs.fields(kind)}
+        unknown = fields.keys() - set(kind.__struct_encode_fields__)
         self._judge({name: fields[name] for name in unknown})
         if self._strict and (path := next(_unknown(parsed, fields), None)):
             path = path[:100]
@@ -202,7 +202,7 @@ def _unknown(value: object, given: object, where: str = "") -> Iterator[str]:
         for i, (one, said) in enumerate(zip(value, given, strict=True)):
             yield from _unknown(one, said, f"{where}[{i}]")
     elif isinstance(value, msgspec.Struct) and isinstance(given, dict):
-        known = {field.encode_name: field.name for field in msgspec.structs.fields(value)}
+        known = dict(zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True))
         for name, said in given.items():
             path = f"{where}.{name}" if where else name
             if name in known:

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
@@ -107,17 +107,13 @@ def _split(fields: CompletionFields) -> list[str] | list[list[int]]:
         raise ApiError(400, "prompt is required", param="prompt")
     if isinstance(prompt, str):
         return [prompt]
-    ids = [part for part in prompt if isinstance(part, int)]
-    texts = [part for part in prompt if isinstance(part, str)]
-    lists = [part for part in prompt if isinstance(part, list)]
-    if len(ids) == len(prompt):
-        return [ids]
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return [cast(list[int], prompt)]
     if len(prompt) * (fields.n or 1) > MAX_CHOICES:
         raise ApiError(400, f"more than {MAX_CHOICES} choices in one request", param="prompt")
-    if len(texts) == len(prompt):
-        return texts
-    if len(lists) == len(prompt):
-        return lists
+    if kinds in ({str}, {list}):
+        return cast(list[str] | list[list[int]], prompt)
     raise ApiError(400, "prompt mixes text, token ids and lists", param="prompt")
 
 

@@ -17,6 +17,7 @@ import uvicorn
 
 from radixserve.api.app import create_app
 from radixserve.api.front import Front
+from radixserve.api.http import Http
 from radixserve.api.metrics import Metrics
 from radixserve.channel import AsyncInbox, Outbox
 from radixserve.child import become_child, parent_alive
@@ -69,6 +70,7 @@ class _Process:
         self._server = _Server(
             uvicorn.Config(
                 create_app(self._front),
+                http=Http,
                 lifespan="off",
                 log_config=None,
                 access_log=False,

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from radixserve.api.app import create_app
 from radixserve.api.front import Front
+from radixserve.api.http import Http
 from radixserve.api.metrics import Metrics
 from radixserve.config import Config, ServerConfig, WorkerConfig
 from radixserve.messages import (
@@ -191,7 +192,7 @@ class Server:
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
         """Over a real socket on loopback; yields the URL."""
-        config = uvicorn.Config(self.app, port=0, lifespan="off", log_config=None)
+        config = uvicorn.Config(self.app, http=Http, port=0, lifespan="off", log_config=None)
         server = uvicorn.Server(config)
         task = asyncio.create_task(server._serve())
         for _ in range(200):
