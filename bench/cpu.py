@@ -8,7 +8,7 @@ Weights in blocks have to become numbers, whatever the rows: a fused addition ea
 Then whole steps: prefill of 2,048 tokens, decoding at 1,024; their bound is the sum of their
 operators', since each waits for the one before ("at once": as if all memory could be read during
 all arithmetic). And decoding of B requests of 2,048 tokens with 1,900 of them shared, against the
-same without sharing. Medians of interleaved rounds.
+same without sharing; "limit" is the ratio of their bounds. Medians of interleaved rounds.
 """
 
 import argparse
@@ -222,7 +222,18 @@ def steps(llm: LLM, model: Model, top: Ceilings, args: argparse.Namespace) -> di
     return found
 
 
-def sharing(llm: LLM, args: argparse.Namespace) -> dict[str, dict[str, float]]:
+def sharing_limit(model: Model, top: Ceilings, rows: int) -> float:
+    """How many times as fast sharing makes a step in which every operator takes its bound."""
+    *products, (flops, read) = model.step(rows, 1, LONG)
+    unique = SHARED + rows * (LONG - SHARED)
+    rest = sum(top.bound(*part) for part in products)
+    shared = top.bound(flops, read * unique / (rows * LONG))
+    return (rest + top.bound(flops, read)) / (rest + shared)
+
+
+def sharing(
+    llm: LLM, model: Model, top: Ceilings, args: argparse.Namespace
+) -> dict[str, dict[str, float]]:
     """Decoding of B requests with and without a shared prefix, interleaved."""
     draw = random.Random(args.seed + 1)
     root = draw.choices(IDS, k=SHARED)
@@ -242,6 +253,7 @@ def sharing(llm: LLM, args: argparse.Namespace) -> dict[str, dict[str, float]]:
             "shared_ms": 1e3 * with_,
             "alone_ms": 1e3 * without,
             "speedup": without / with_,
+            "limit": sharing_limit(model, top, rows),
         }
     return found
 
@@ -254,11 +266,11 @@ def table(result: dict[str, Any]) -> str:
         for name, told in result[part].items():
             other = f"{told['at_once']:9.0%}" if "at_once" in told else ""
             rows.append(f"{name:28}{told['ms']:10.3f}{told['share']:8.0%}{other}")
-    rows += ["", f"{'decoding B x 2,048':28}{'alone ms':>10}{'shared':>8}{'times':>8}"]
+    heads = f"{'alone ms':>10}{'shared':>8}{'times':>8}{'limit':>8}"
+    rows += ["", f"{'decoding B x 2,048':28}{heads}"]
     for count, told in result["sharing"].items():
-        rows.append(
-            f"{count:28}{told['alone_ms']:10.2f}{told['shared_ms']:8.2f}{told['speedup']:8.2f}"
-        )
+        ratios = f"{told['speedup']:8.2f}{told['limit']:8.2f}"
+        rows.append(f"{count:28}{told['alone_ms']:10.2f}{told['shared_ms']:8.2f}{ratios}")
     return "\n".join(rows)
 
 
@@ -312,7 +324,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "read_gbs": top.read / 1e9,
             "threads": args.threads,
             "rounds": args.rounds,
-            "sharing": sharing(llm, args),
+            "sharing": sharing(llm, model, top, args),
             "steps": steps(llm, model, top, args),
             "operators": operators(model, top, args.rounds),
         }
