@@ -77,8 +77,9 @@ def test_groups(group, body):
      Options(0.125, window=1), Options(0.2, softcap=2.0, window=70), Options(0.1, window=10**6)],
     ids=str,
 )  # fmt: skip
-def test_softcap_and_window(options, dtype, body):
-    pool = page_pool([LONG, 7, 150], (4, 2), 64, 8, dtype)
+@pytest.mark.parametrize("page_size", [8, 16])
+def test_softcap_and_window(options, page_size, dtype, body):
+    pool = page_pool([LONG, 7, 150], (4, 2), 64, page_size, dtype)
     assert_close(pool, [(0, 160, LONG), (2, 30, 150)], options)
     assert_close(pool, [(0, 9, LONG), (1, 1, 7), (2, 1, 150)], options)
 

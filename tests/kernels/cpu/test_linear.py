@@ -29,7 +29,7 @@ def assert_close(out: torch.Tensor, x: torch.Tensor, plain: torch.Tensor) -> Non
 def test_sizes(kind, outputs, inputs, body):
     packed, plain = weights(kind, outputs, inputs)
     assert packed.kind == kind
-    for count in (1, 4, 11, 130):
+    for count in (1, 4, 8, 11, 130):
         x = rows(count, inputs)
         out = packed(x)
         assert out.shape == (count, outputs) and out.is_contiguous()
@@ -44,7 +44,7 @@ def test_bits_depend_on_the_row_alone(kind, threads, body):
     x = rows(512, 1056)
     together = packed(x)
     cpu.set_threads(threads)
-    for count in (1, 2, 3, 5, 6, 7, 11, 12, 13, 50, 512):
+    for count in (1, 2, 3, 5, 6, 7, 8, 11, 12, 13, 50, 512):
         for first in sorted({0, 1, 77, 300, 512 - count}):
             part = x[first : first + count]
             assert torch.equal(packed(part), together[first : first + count])
