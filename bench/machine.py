@@ -10,6 +10,8 @@ Starts radixserve on the embedded model and measures, one after another:
     arrivals  the same with a fresh prompt of 128 tokens every second: how smooth the streams stay
     threads   how many threads compute where only one core is free: one pinned core, and where the
               system lets us make control groups a quota of one core
+    memory    resident memory of all processes once 40,000 cached tokens fill the pool, in multiples
+              of the weights and the pool; what processes share counts once
 
 A gap is the time between two events of one stream, at the client.
 """
@@ -38,8 +40,11 @@ from bench.workloads import IDS
 STREAMS, TOKENS, PROMPT = 8, 160, 64
 ARRIVING, EVERY = 128, 1.0  # tokens of a prompt that arrives, seconds
 IDLE_SECONDS = 10.0
+POOL, FILLING = 40_000, 1_984  # tokens, of the pool and of a prompt
 ADDRESS = re.compile(r"http://\S+")
 THREADS = re.compile(r"\((\d+) threads")
+POOL_GIB = re.compile(r"pages, ([\d.]+) GiB")
+WEIGHTS = re.compile(r"weights are mapped from (\S+)")
 CGROUPS = Path("/sys/fs/cgroup")
 VERSIONS: dict[
     int, tuple[str, str, dict[str, str]]
@@ -56,9 +61,11 @@ COMMAND = [sys.executable, "-m", "radixserve.launch", "--port", "0"]
 
 
 @contextmanager
-def server(before: Sequence[str] = ()) -> Iterator[tuple[str, int, list[str]]]:
+def server(
+    before: Sequence[str] = (), flags: Sequence[str] = ()
+) -> Iterator[tuple[str, int, list[str]]]:
     """A server's address, the pid of its launcher and what it said until it was ready."""
-    command = [*before, *COMMAND]
+    command = [*before, *COMMAND, *flags]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -77,22 +84,34 @@ def server(before: Sequence[str] = ()) -> Iterator[tuple[str, int, list[str]]]:
             process.stdout.read()
 
 
-def cpu_seconds(launcher: int) -> dict[str, float]:
-    """CPU time so far, by process: the launcher's children are named by their module."""
-    found = {}
+def processes(launcher: int) -> Iterator[tuple[str, Path]]:
+    """The launcher and its children, which are named by their module, and their /proc folders."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            words = (entry / "stat").read_text().rpartition(")")[2].split()
-            if launcher not in (int(entry.name), int(words[1])):
-                continue
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             names = (entry / "cmdline").read_bytes().decode().split("\0")
         except OSError:
             continue  # it ended meanwhile
-        name = next((n.split(".")[1] for n in names if n.startswith("radixserve.")), "other")
+        if launcher in (int(entry.name), parent):
+            modules = (name.split(".")[1] for name in names if name.startswith("radixserve."))
+            yield next(modules, "other"), entry
+
+
+def cpu_seconds(launcher: int) -> dict[str, float]:
+    """CPU time so far, by process."""
+    found = {}
+    for name, entry in processes(launcher):
+        words = (entry / "stat").read_text().rpartition(")")[2].split()
         found[name] = (int(words[11]) + int(words[12])) / TICKS
     return found
+
+
+def resident(launcher: int) -> float:
+    """Bytes of memory that all processes have, each process its part of what is shared."""
+    told = [(entry / "smaps_rollup").read_text() for _, entry in processes(launcher)]
+    return sum(1024.0 * int(re.findall(r"^Pss: +(\d+)", text, re.M)[0]) for text in told)
 
 
 def used(before: dict[str, float], after: dict[str, float], seconds: float) -> dict[str, float]:
@@ -193,6 +212,31 @@ async def ask(url: str, launcher: int, seed: int) -> dict[str, Any]:
         return found
 
 
+async def fill(url: str, seed: int) -> None:
+    """Prompts until more tokens were computed than the pool holds."""
+    draw = random.Random(seed)
+    async with connect(f"{url}/v1", "", 1) as client:
+        model = await first_model(client)
+        for _ in range(POOL // FILLING + 1):
+            await send(client, *body_of(model, draw.choices(IDS, k=FILLING), 1))
+
+
+def memory(seed: int) -> dict[str, float]:
+    """MiB: the weights, the pool, and all that is resident before and after it is full."""
+    with server(flags=["--max-total-tokens", str(POOL)]) as (url, launcher, said):
+        text = "".join(said)
+        weights, pool = WEIGHTS.search(text), POOL_GIB.search(text)
+        if weights is None or pool is None:
+            raise RuntimeError("the server does not say what its weights and its pool take")
+        found = {
+            "weights": Path(weights.group(1)).stat().st_size / 2**20,
+            "pool": float(pool.group(1)) * 2**10,
+            "idle": resident(launcher) / 2**20,
+        }
+        asyncio.run(fill(url, seed))
+        return found | {"full": resident(launcher) / 2**20}
+
+
 def threads(before: Sequence[str]) -> int:
     """How many threads a server that is started so computes with."""
     with server(before) as (_, _, said):
@@ -233,6 +277,10 @@ def table(result: dict[str, Any]) -> str:
     came = result["arrivals"]
     lines.append(f"{came['arrived']} prompts came, first token after {came['ttft_ms']:.0f} ms")
     lines.append(f"threads: {result['threads']}")
+    held = result["memory"]
+    share = held["full"] / (held["weights"] + held["pool"])
+    told = ", ".join(f"{name} {mib:.0f}" for name, mib in held.items())
+    lines.append(f"memory, MiB: {told}: {share:.2f} times the weights and the pool")
     return "\n".join(lines)
 
 
@@ -254,6 +302,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "one pinned core": threads(["taskset", "-c", "0"]),
             "a quota of one core": quota(),
         }
+        result["memory"] = memory(args.seed)
     except (RuntimeError, httpx.HTTPError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
