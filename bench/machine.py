@@ -84,34 +84,35 @@ def server(
             process.stdout.read()
 
 
-def processes(launcher: int) -> Iterator[tuple[str, Path]]:
-    """The launcher and its children, which are named by their module, and their /proc folders."""
+def proc_files(launcher: int, file: str) -> Iterator[tuple[str, str]]:
+    """A /proc file of the launcher and of its children, which are named by their module."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if launcher not in (int(entry.name), parent):
+                continue
             names = (entry / "cmdline").read_bytes().decode().split("\0")
+            text = (entry / file).read_text()
         except OSError:
             continue  # it ended meanwhile
-        if launcher in (int(entry.name), parent):
-            modules = (name.split(".")[1] for name in names if name.startswith("radixserve."))
-            yield next(modules, "other"), entry
+        yield next((n.split(".")[1] for n in names if n.startswith("radixserve.")), "other"), text
 
 
 def cpu_seconds(launcher: int) -> dict[str, float]:
     """CPU time so far, by process."""
     found = {}
-    for name, entry in processes(launcher):
-        words = (entry / "stat").read_text().rpartition(")")[2].split()
+    for name, text in proc_files(launcher, "stat"):
+        words = text.rpartition(")")[2].split()
         found[name] = (int(words[11]) + int(words[12])) / TICKS
     return found
 
 
 def resident(launcher: int) -> float:
     """Bytes of memory that all processes have, each process its part of what is shared."""
-    told = [(entry / "smaps_rollup").read_text() for _, entry in processes(launcher)]
-    return sum(1024.0 * int(re.findall(r"^Pss: +(\d+)", text, re.M)[0]) for text in told)
+    texts = "".join(text for _, text in proc_files(launcher, "smaps_rollup"))
+    return 1024.0 * sum(map(int, re.findall(r"^Pss: +(\d+)", texts, re.M)))
 
 
 def used(before: dict[str, float], after: dict[str, float], seconds: float) -> dict[str, float]:
@@ -279,8 +280,8 @@ def table(result: dict[str, Any]) -> str:
     lines.append(f"threads: {result['threads']}")
     held = result["memory"]
     share = held["full"] / (held["weights"] + held["pool"])
-    told = ", ".join(f"{name} {mib:.0f}" for name, mib in held.items())
-    lines.append(f"memory, MiB: {told}: {share:.2f} times the weights and the pool")
+    sizes = ", ".join(f"{name} {mib:.0f}" for name, mib in held.items())
+    lines.append(f"memory, MiB: {sizes}: {share:.2f} times the weights and the pool")
     return "\n".join(lines)
 
 

@@ -122,9 +122,12 @@ static void copy_rows(desk *k, int64_t beyond, int lo, int hi) {
   }
 }
 
-/* Whether K can be used where it lies, 16 positions of a page at a time. */
+/* Whether V can be used where it lies. */
+static int is_float(const call *c) { return c->bytes == 4 && c->size == c->padded; }
+
+/* Whether K can, 16 positions of a page at a time. */
 static int is_in_place(const call *c) {
-  return c->bytes == 4 && c->size == c->padded && c->plan->page_size % RS_LANES == 0;
+  return is_float(c) && c->plan->page_size % RS_LANES == 0;
 }
 
 /* Of the 16 positions from `first` on, K of the first one, where all of them or some are in place. */
@@ -143,7 +146,8 @@ static void ask_for_values(const desk *k, int first) {
   const int begin = first < k->first ? k->first : first;
   const int end = first + RS_LANES < k->end ? first + RS_LANES : k->end;
   const int64_t vector = c->size * c->bytes;
-  for (int j = begin; j < end && !k->is_brought; j++)
+  if (k->is_brought) return;
+  for (int j = begin; j < end; j++)
     for (int64_t b = 0; b < vector; b += RS_LINE) RS_PREFETCH(k->at[j] + to_value(c) + b);
 }
 
@@ -160,7 +164,7 @@ static void read_chunk(desk *k, stretch s, int64_t kv_head, int is_turned) {
     ask_for_values(k, first);
     rs_turn(row, c->padded, c->padded, k->panel + first, take(k, c->padded));
   }
-  if (c->bytes != 4 || c->size != c->padded) {
+  if (!is_float(c)) {
     copy_rows(k, to_value(c), k->first, k->end);
     return;
   }

@@ -49,8 +49,6 @@ RS_INLINE rs_v rs_tanh_of_power(rs_v x) {
   return rs_div(z, rs_add(z, rs_set1(2.0f)));
 }
 
-#define RS_LINE 64 /* bytes of the caches */
-
 /* Lines to fetch during a piece of arithmetic, one a step: in bursts they would hold up its own loads,
  * since a core asks for some 20 lines at a time. Loops without any are compiled by themselves. */
 typedef struct {

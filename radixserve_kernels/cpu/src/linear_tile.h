@@ -55,7 +55,6 @@
 #define WORD_BYTES(kind) (RS_WORD * RS_PANEL / ((kind) == RS_Q8_0 ? 1 : 2))
 #define AHEAD 1024 /* bytes of a panel */
 #define FEWEST_ROWS 2 /* that wait for the weights rather than for the arithmetic */
-#define LINE 64 /* bytes of the caches */
 
 /* What the weights of an output in a block have in common: weight = d * code + m. The product is
  * exact, so it is rounded once. A code of four bits is used where it lies in the word's half, as
@@ -140,7 +139,7 @@ RS_INLINE void add_word(const int kind, const int rows, const float *x, int64_t 
 }
 
 RS_INLINE void fetch(const uint8_t *from, const int bytes) {
-  RS_UNROLL for (int at = 0; at < bytes; at += LINE) RS_PREFETCH(from + at);
+  RS_UNROLL for (int at = 0; at < bytes; at += RS_LINE) RS_PREFETCH(from + at);
 }
 
 /* Eight inputs of one panel, then of the next: there are enough chains of sums under way, since the

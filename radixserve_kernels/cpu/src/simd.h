@@ -21,6 +21,7 @@
 #define RS_UNROLL _Pragma("GCC unroll 32")
 #define RS_ROLLED _Pragma("GCC unroll 1")
 #define RS_PREFETCH(p) __builtin_prefetch(p, 0, 2) /* into the second cache */
+#define RS_LINE 64 /* bytes of the caches */
 
 /* ---- vectors: rs_v of floats, rs_i of int32 ---- */
 
@@ -35,6 +36,10 @@ RS_INLINE rs_v rs_load(const float *p) { return _mm512_loadu_ps(p); }
 RS_INLINE void rs_store(float *p, rs_v a) { _mm512_storeu_ps(p, a); }
 RS_INLINE rs_v rs_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(rs_first(n), p); }
 RS_INLINE void rs_store_n(float *p, rs_v a, int n) { _mm512_mask_storeu_ps(p, rs_first(n), a); }
+RS_INLINE void rs_store_half(float *p, rs_v a, const int first) { /* 8 lanes, at p + first */
+  _mm256_storeu_ps(p + first,
+                   first ? _mm512_extractf32x8_ps(a, 1) : _mm512_castps512_ps256(a));
+}
 RS_INLINE rs_v rs_add(rs_v a, rs_v b) { return _mm512_add_ps(a, b); }
 RS_INLINE rs_v rs_sub(rs_v a, rs_v b) { return _mm512_sub_ps(a, b); }
 RS_INLINE rs_v rs_mul(rs_v a, rs_v b) { return _mm512_mul_ps(a, b); }
@@ -109,6 +114,9 @@ RS_INLINE rs_v rs_load(const float *p) { return RS_V(_mm256_loadu_ps(p), _mm256_
 RS_INLINE void rs_store(float *p, rs_v x) {
   _mm256_storeu_ps(p, x.a);
   _mm256_storeu_ps(p + 8, x.b);
+}
+RS_INLINE void rs_store_half(float *p, rs_v x, const int first) { /* 8 lanes, at p + first */
+  _mm256_storeu_ps(p + first, first ? x.b : x.a);
 }
 RS_INLINE rs_v rs_load_n(const float *p, int n) {
   return RS_V(_mm256_maskload_ps(p, rs_first8(n)), _mm256_maskload_ps(p + 8, rs_first8(n - 8)));
@@ -227,15 +235,6 @@ RS_INLINE rs_v rs_odd_twice(rs_v x) {
 /* ---- the same source for all bodies ---- */
 
 RS_INLINE rs_v rs_zero(void) { return rs_set1(0.0f); }
-
-/* Lanes from `first` on, half of all, to their places at p. */
-RS_INLINE void rs_store_half(float *p, rs_v x, const int first) {
-#ifdef RS_BODY_AVX2
-  _mm256_storeu_ps(p + first, first ? x.b : x.a);
-#else
-  memcpy(p + first, (const float *)&x + first, RS_LANES / 2 * sizeof *p);
-#endif
-}
 
 RS_INLINE rs_v rs_load_bf16(const uint16_t *p) { return rs_as_float(rs_shl(rs_load_u16(p), 16)); }
 

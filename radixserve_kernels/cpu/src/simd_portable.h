@@ -34,6 +34,9 @@ RS_INLINE rs_v rs_load(const float *p) {
   return out;
 }
 RS_INLINE void rs_store(float *p, rs_v x) { memcpy(p, &x, sizeof x); }
+RS_INLINE void rs_store_half(float *p, rs_v x, const int first) { /* 8 lanes, at p + first */
+  memcpy(p + first, x.q + first / 4, sizeof x / 2);
+}
 RS_INLINE rs_v rs_load_n(const float *p, int n) {
   float t[RS_LANES] = {0};
   for (int i = 0; i < n; i++) t[i] = p[i];
